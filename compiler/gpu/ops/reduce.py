@@ -200,6 +200,8 @@ class _Slots:
         folds = () if "lanes" in call.attrs else near
         #: the masks of the shuffles
         self.masks = [p.stride << k for p in folds for k in range(p.extent.bit_length() - 1)]
+        many = in_any_order(self.op) and prod(p.extent for p in self.along) % WAYS == 0
+        self.ways = WAYS if many else 1
         self.outer = [tirx.Var(f"u{k}", "int32") for k in range(len(self.others))]
         for v, p in zip(self.outer, self.others, strict=True):
             cx.bind_range(v, p.extent)
@@ -207,10 +209,30 @@ class _Slots:
     def own(self) -> tuple[list[Any], Any]:
         """A thread's own elements of one slot of the result, folded, and where the total lies."""
         extents = [p.extent for p in self.along]
-        ways = WAYS if in_any_order(self.op) and prod(extents) % WAYS == 0 else 1
-        total = tirx.decl_buffer((ways,), self.acc, "total", scope="local", layout=None)
+        total = tirx.decl_buffer((self.ways,), self.acc, "total", scope="local", layout=None)
         body = _own(self.cx, self.op, total, extents, self._element, self.call.span)
         return body, total
+
+    def own_neighbours(self, some: Any) -> list[Any]:
+        """The same of all neighbours along the last of the other digits, into ``some``."""
+        v, zero, span = self.outer[-1], tirx.IntImm("int32", 0), self.call.span
+        extents = [p.extent for p in self.along]
+
+        def each(step: Any) -> Any:
+            extent = tirx.IntImm("int32", self.others[-1].extent)
+            return tirx.For(v, zero, extent, tirx.ForKind.UNROLLED, step, span=span)
+
+        if self.ways > 1:
+            own, total = self.own()
+            return [each(sequence([*own, tirx.BufferStore(some, tirx.BufferLoad(total, [zero]), [v], span)]))]
+        inner = [tirx.Var(f"r{k}", "int32") for k in range(len(extents))]
+        for r, e in zip(inner, extents, strict=True):
+            self.cx.bind_range(r, e)
+        made = fold(self.op, tirx.BufferLoad(some, [v]), self._element(inner))
+        step = each(tirx.BufferStore(some, made, [v], span))
+        for r, e in zip(reversed(inner), reversed(extents), strict=True):
+            step = tirx.For(r, zero, tirx.IntImm("int32", e), tirx.ForKind.UNROLLED, step, span=span)
+        return [each(tirx.BufferStore(some, identity(self.op, self.acc), [v], span)), step]
 
     def _element(self, inner: list[Any]) -> Any:
         """The element in the slots' digits ``inner`` along the axis; in the padding what changes nothing."""
@@ -277,7 +299,7 @@ def _shared_out(cx: GpuLowering, call: Any, parts: InShared, group: Any) -> Any:
         inner is None
         or inner.unit != 1
         or inner.extent % wide
-        or not wide < inner.extent <= SHARED_OUT
+        or not wide <= inner.extent <= SHARED_OUT
         or _last(mine.held, mine.axis) != inner.axis
         or mine.place.shape[inner.axis] % wide
         or parts.shape[-1] != mine.place.shape[inner.axis]
@@ -286,7 +308,6 @@ def _shared_out(cx: GpuLowering, call: Any, parts: InShared, group: Any) -> Any:
     ):
         return None
     op, thread, zero, span = mine.op, cx.thread(), tirx.IntImm("int32", 0), call.span
-    own, total = mine.own()
     some = tirx.decl_buffer(
         (inner.extent,), mine.acc, "totals", scope="local", data_alignment=16, layout=None
     )
@@ -301,13 +322,7 @@ def _shared_out(cx: GpuLowering, call: Any, parts: InShared, group: Any) -> Any:
     def shuffled(value: Any, mask: int) -> Any:
         return tirx.call_extern(mine.acc, "ts::shuffle_xor", value, tirx.IntImm("int32", mask))
 
-    v = mine.outer[-1]
-    own.append(tirx.BufferStore(some, tirx.BufferLoad(total, [zero]), [v], span))
-    extent = tirx.IntImm("int32", inner.extent)
-    body = [
-        tirx.AllocBuffer(some, {}, span),
-        tirx.For(v, zero, extent, tirx.ForKind.UNROLLED, sequence(own), span=span),
-    ]
+    body = [tirx.AllocBuffer(some, {}, span), *mine.own_neighbours(some)]
     count, first, one = inner.extent, zero, []
     for mask in mine.masks:
         bit = digit(thread, mask, 2, 2 * mask == mine.held.threads)
