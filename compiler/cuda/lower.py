@@ -21,6 +21,7 @@ from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import all_of, call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.gpu.places import Box
+from tilescale.compiler.ir.buffers import bases
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.ir.program import TileProgram
@@ -42,7 +43,7 @@ CONSUMERS = 15
 #: that of the communicator's warps
 SENDERS = 14
 #: registers of a consumer's tiles up to which two blocks of 256 consumers have enough: 112 for each thread
-FEW = 48
+FEW = 56
 
 
 class Lowering(Clusters, Apart, MatrixStores):
@@ -235,7 +236,12 @@ class Lowering(Clusters, Apart, MatrixStores):
     def _several_fit(self) -> bool:
         """Whether a multiprocessor has room for a second block, with what the tiles of one are: two hide each
         other's waits, and registers that move to the consumers would keep the second one out."""
-        held = sum(f.slots * bits_of(b) for b, f in self.program.layouts.items() if isinstance(f, Fragment))
+        views = bases(self.program.func.body)
+        held = sum(
+            f.slots * bits_of(b)
+            for b, f in self.program.layouts.items()
+            if isinstance(f, Fragment) and b not in views
+        )
         alone = prod(self.program.launch.cluster) == 1
         return alone and held <= 32 * FEW and 2 * (self.program.arena_bytes + BLOCK_SHARED) <= SM_SHARED
 
