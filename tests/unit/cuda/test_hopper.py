@@ -604,3 +604,31 @@ def test_another_name_of_sums_takes_no_registers_more():
         "W": data((1, 64), "float32"),
     }
     agree(scores, {**args, "L": empty((256,), "float32")})
+
+
+@pytest.mark.parametrize("sums, blocks", [(1, 1), (3, 3)])
+def test_a_producer_costs_no_block_of_one_warpgroup(sums: int, blocks: int):
+    """96 registers of sums: ptxas is told that three blocks of 160 threads shall fit, which takes 136 at
+    most; with 32 it needs not be told."""
+
+    @T.prim_func
+    def products(
+        A: T.Tensor((64, 256), "bfloat16"),
+        B: T.Tensor((64, 256), "bfloat16"),
+        C: T.Tensor((3, 64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            tiles = [T.alloc_fragment((64, 64), "float32") for _ in range(sums)]
+            for c in tiles:
+                T.clear(c)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                for c in tiles:
+                    T.gemm(a, b, c, transpose_B=True)
+            for n in range(sums):
+                T.copy(tiles[n], C[n, 0, 0])
+
+    code = print_kernel(lowered(products)[0]).text
+    assert f"__launch_bounds__(160, {blocks})" in code, code
