@@ -326,7 +326,7 @@ def _shared_out(cx: GpuLowering, call: Any, parts: InShared, group: Any) -> Any:
     count, first, one = inner.extent, zero, []
     for mask in mine.masks:
         bit = digit(thread, mask, 2, 2 * mask == mine.held.threads)
-        if count == wide:  # all of them have the same
+        if count % (2 * wide):  # too few to halve: all of them get the same
             body.append(
                 each(
                     count,

@@ -71,3 +71,26 @@ def test_lanes_share_out_what_they_store():
 def test_few_elements_are_read_by_all():
     """Of a row a thread has one sum: one barrier less is worth more than what it reads."""
     assert "b_total" not in print_kernel(lowered(columns(64, 32, "float32", "sum", True)).kernel).text
+
+
+@pytest.mark.parametrize("each", [12, 24, 48])
+def test_shares_are_whole_vectors(each: int):
+    """Four lanes share out 24 neighbours by halves of 12, which they halve no more; 12 they all have, of which
+    one stores them. 48 are more than registers should hold at once."""
+    wide = 8 * each
+    layout = T.Fragment(
+        (64, wide), lambda i, j: (i % 4 * 8 + i // 4 % 2 * 32 + j // each, i // 8 * each + j % each)
+    )
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, wide), "float32"), B: T.Tensor((wide,), "float32")):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_fragment((64, wide), "float32"), T.alloc_fragment((wide,), "float32")
+            T.annotate_layout({a: layout})
+            T.copy(A, a)
+            T.reduce_sum(a, b, dim=0)
+            T.copy(b, B)
+
+    agree(kernel, {"A": data((64, wide), "float32"), "B": empty((wide,), "float32")})
+    text = print_kernel(lowered(kernel).kernel).text
+    assert (f"float totals[{each}]" in text) == (each < 48), text
