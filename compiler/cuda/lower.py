@@ -21,6 +21,7 @@ from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import all_of, call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.gpu.places import Box
+from tilescale.compiler.ir.buffers import bases
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.ir.program import TileProgram
@@ -42,7 +43,11 @@ CONSUMERS = 15
 #: that of the communicator's warps
 SENDERS = 14
 #: registers of a consumer's tiles up to which two blocks of 256 consumers have enough: 112 for each thread
-FEW = 48
+FEW = 56
+#: registers of tiles from which on what ptxas keeps beside them, where it may, decides how many blocks fit
+MANY = 64
+#: registers of a multiprocessor; those that a thread of one warpgroup needs besides its tiles
+REGISTER_FILE, SPARE = 65536, 32
 
 
 class Lowering(Clusters, Apart, MatrixStores):
@@ -235,9 +240,14 @@ class Lowering(Clusters, Apart, MatrixStores):
     def _several_fit(self) -> bool:
         """Whether a multiprocessor has room for a second block, with what the tiles of one are: two hide each
         other's waits, and registers that move to the consumers would keep the second one out."""
-        held = sum(f.slots * bits_of(b) for b, f in self.program.layouts.items() if isinstance(f, Fragment))
         alone = prod(self.program.launch.cluster) == 1
-        return alone and held <= 32 * FEW and 2 * (self.program.arena_bytes + BLOCK_SHARED) <= SM_SHARED
+        return alone and self._held() <= FEW and 2 * (self.program.arena_bytes + BLOCK_SHARED) <= SM_SHARED
+
+    def _held(self) -> int:
+        """How many registers of a thread the tiles are, one under several names once."""
+        views, tiles = bases(self.program.func.body), self.program.layouts.items()
+        bits = sum(f.slots * bits_of(b) for b, f in tiles if isinstance(f, Fragment) and b not in views)
+        return -(-bits // 32)
 
     def nest(self, nest: Nest) -> Any:
         """A nest as thread IR; one that fills a ring is copies that the threads do not wait for."""
@@ -293,7 +303,17 @@ class Lowering(Clusters, Apart, MatrixStores):
                 f"T.annotate_min_blocks_per_sm({asked}) decides nothing: {self.program.name} shares out the"
             )
             log.say("info", f"{said} registers of one block", once=True)
-        return 1
+        return self._beside_producers() if self.threads == WARPGROUP and not self.one_block else 1
+
+    def _beside_producers(self) -> int:
+        """How many blocks of one warpgroup, with its producer's warp, a multiprocessor has room for if each
+        thread has `SPARE` registers besides its tiles. Where ptxas keeps in registers what it could compute
+        anew, the producer's warp would cost a block."""
+        if self.extra != WARP or prod(self.program.launch.cluster) > 1 or self._held() < MANY:
+            return 1
+        threads, each = self.threads + self.extra, self._held() + SPARE
+        by_shared = SM_SHARED // (self.program.arena_bytes + BLOCK_SHARED)
+        return max(1, min(by_shared, REGISTER_FILE // (threads * (-(-each // 8) * 8))))
 
     def _holds_packets(self) -> bool:
         """Whether threads have packets of dense boxes in registers. Without a bound ptxas (13.0) spills some

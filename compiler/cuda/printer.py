@@ -138,6 +138,8 @@ class CudaPrinter(CPrinter):
         )
         if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
             yield "#include <ts/packed.cuh>"
+        if self.called & {"ts::widen4_e4m3", "ts::narrow4_e4m3"}:
+            yield "#include <ts/float8.cuh>"
         if any(name.startswith("ts::stmatrix") for name in self.called):
             yield "#include <ts/stmatrix.cuh>"
         if any("red_add" in name for name in self.called):

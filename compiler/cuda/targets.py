@@ -79,5 +79,6 @@ def target(arch: str = DEFAULT_ARCH, remote: str = "") -> Target:
         dependent_launches=newer,
         matrix_stores=newer,
         wide_atomics=newer,
+        float8_pairs=number >= 89,
         remote=remote,
     )

@@ -1,5 +1,5 @@
 """A warp's matrices on emulated threads: ldmatrix, stmatrix, products by mma.sync, arithmetic of two 16-bit
-floats at once."""
+floats and conversions of four 8-bit ones at once."""
 
 from __future__ import annotations
 
@@ -132,7 +132,19 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
     return run
 
 
+def _widen4(b: Block, m: Any, to: Pointer, frm: Pointer) -> None:
+    four = decoded(load(b, m, frm.memory, frm.index, 4), "float8_e4m3fn")
+    store(b, m, to.memory, to.index, np.asarray(four, np.float32), 4)
+
+
+def _narrow4(b: Block, m: Any, to: Pointer, frm: Pointer) -> None:
+    four = load(b, m, frm.memory, frm.index, 4)
+    store(b, m, to.memory, to.index, encoded(four, "float8_e4m3fn"), 4)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "ts::widen4_e4m3": _widen4,
+    "ts::narrow4_e4m3": _narrow4,
     **{
         f"ts::{n}2_{k}": _packed(n, d)
         for n in ("add", "sub", "mul")

@@ -17,6 +17,7 @@ from tilescale.compiler.gpu.blocks import Blocks
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
+from tilescale.compiler.gpu.float8 import in_fours
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
 from tilescale.compiler.gpu.logs import Logs
 from tilescale.compiler.gpu.nests import NestLowering
@@ -509,7 +510,8 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         steps = [*tells, *begins, *self.entries(), *numbers, body, *counts, *ends, *leaves]
         body = sequence(self.whole(steps))
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = tidied(self.with_scratch(sequence([*order, *smem, *self.head, body])))
+        whole = self.with_scratch(sequence([*order, *smem, *self.head, body]))
+        whole = tidied(in_fours(whole) if self.target.float8_pairs else whole)
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):

@@ -192,6 +192,6 @@ class ExchangeContext(Protocol):
     #: statements that stand in front of those that are returned
     made: list[Any]
 
-    def scratch(self, name: str, shape: Any, dtype: str, span: Any = None) -> Any:
-        """A new tile in shared memory, all of it as a region."""
+    def scratch(self, name: str, shape: Any, dtype: str, span: Any = None, swizzle: int = 0) -> Any:
+        """A new tile in shared memory, row-major under a swizzle of so many bytes, all of it as a region."""
         ...

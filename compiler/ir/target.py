@@ -23,8 +23,9 @@ class Target:
     proxy"). moves_registers: warpgroups give registers to each other ("setmaxnreg"). clusters: blocks of a
     cluster reach each other's shared memory. dependent_launches: a kernel may begin before the one before it
     ends. matrix_stores: a warp stores 8 × 8 matrices at once (PTX ISA, "stmatrix"). wide_atomics: a pair of
-    bfloat16, or 16 bytes of float32, is added at once. remote: how other ranks' memory is reached: "" by
-    addresses, "nvshmem" by that library's calls.
+    bfloat16, or 16 bytes of float32, is added at once. float8_pairs: two float8_e4m3fn are converted at once
+    (PTX ISA, "cvt"). remote: how other ranks' memory is reached: "" by addresses, "nvshmem" by that
+    library's calls.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Target:
     dependent_launches: bool = False
     matrix_stores: bool = False
     wide_atomics: bool = False
+    float8_pairs: bool = False
     remote: str = ""
 
     @property

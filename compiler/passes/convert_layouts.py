@@ -5,6 +5,7 @@ memory, which is said at log level info."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilescale.compiler.ir.buffers import bases, stored
@@ -39,12 +40,12 @@ class Exchange:
         #: fragments that have another name, by which they may change, and those names
         self.viewed = {b for pair in bases(program.func.body).items() for b in pair}
 
-    def scratch(self, name: str, shape: Any, dtype: str, span: Any = None) -> Any:
-        """A new tile in shared memory, all of it as a region; its allocation stands in front of the
-        statements that are returned."""
+    def scratch(self, name: str, shape: Any, dtype: str, span: Any = None, swizzle: int = 0) -> Any:
+        """A new tile in shared memory, row-major under a swizzle of so many bytes, all of it as a region; its
+        allocation stands in front of the statements that are returned."""
         extents = tuple(int(e) for e in shape) or (1,)
         var = tirx.decl_buffer(extents, dtype, name, scope="shared", data_alignment=64, layout=None)
-        self.layouts[var] = strided(extents, bits_of(var))
+        self.layouts[var] = replace(strided(extents, bits_of(var)), swizzle=swizzle)
         self.made.append(tirx.AllocBuffer(var, {}, span))
         return whole(var)
 

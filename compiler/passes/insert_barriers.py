@@ -702,8 +702,10 @@ def owners_of(
             return None
         number, rest, used = part
         steps.append(_step(rest, analyzer or sym.Analyzer()))
-        spans.append(int(np.max(number)) + 1 if np.min(number) >= 0 else 1 << COORDINATE)
-        number = np.broadcast_to(np.asarray(number) + (1 << COORDINATE - 1), inside.shape)
+        number = np.broadcast_to(np.asarray(number), inside.shape)
+        there = number[inside]  # a layout may have room for more iterations than there are
+        spans.append(int(there.max()) + 1 if there.size and there.min() >= 0 else 1 << COORDINATE)
+        number = number + (1 << COORDINATE - 1)
         if (number < 0).any() or (number >> COORDINATE).any():
             return None
         ids = (ids << COORDINATE) + number

@@ -1,4 +1,4 @@
-extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
+extern "C" __global__ void __launch_bounds__(160, 3) main_kernel(
     const __grid_constant__ ts::TensorMap Q_map,
     const __grid_constant__ ts::TensorMap K_map,
     const __grid_constant__ ts::TensorMap V_map,

@@ -1,4 +1,4 @@
-extern "C" __global__ void __launch_bounds__(160, 1) sparse_gemm(
+extern "C" __global__ void __launch_bounds__(160, 2) sparse_gemm(
     const __grid_constant__ ts::TensorMap A_map,
     const __grid_constant__ ts::TensorMap E_map,
     const __grid_constant__ ts::TensorMap B_map,

@@ -1,6 +1,8 @@
 """Reductions on a GPU, in a fixed order: each thread folds its own slots by rising index (greatest and least
 in four chains, since their order makes no difference), then lanes fold by shuffles whose partners see each
 other's value (so all get the same bits), then groups of threads through shared memory, in order of the group.
+Lanes that have many neighbours of the result share them out on the way there, and each group's sum is added
+by one thread.
 
 The result lies where the tile's fragment, with the axis taken out, says: in all threads that had a part.
 """
@@ -11,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, cast
+from tilescale.compiler.gpu.cexpr import bits_of
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.contexts import ExchangeContext, LayoutContext, StageContext
 from tilescale.compiler.ir.folds import NUMBERS, accumulator, fold, identity, in_any_order
@@ -22,15 +25,22 @@ from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import choose, element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
+from tilescale.compiler.layout.shared import CHUNK_BYTES
 from tilescale.compiler.passes.stage_operands import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
 
 if TYPE_CHECKING:
     from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+    from tilescale.compiler.gpu.places import InShared
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least):
 #: each waits for itself alone
 WAYS = 4
+#: neighbouring elements of a thread, at most, whose parts lanes share out: all of them are in registers then
+SHARED_OUT = 32
+#: groups times elements of a thread from which on every sum of groups' parts is made once, by one thread, and
+#: read by all that have it; below, each of them reads all groups' parts, and there is one barrier less
+ONCE = 32
 
 
 def part(op: str, value: Any, dtype: str) -> Any:
@@ -63,16 +73,17 @@ def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> 
     return Fragment(tuple(whole), tuple(pieces), left.threads, left.first_thread)
 
 
-def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) -> Any:
-    """``dst[…] = parts[0, …] ∘ parts[1, …] ∘ …`` as a T.Parallel nest."""
+def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str, clear: bool) -> Any:
+    """``dst[…] = parts[0, …] ∘ parts[1, …] ∘ …`` as a T.Parallel nest, of tiles; ``dst[…] ∘ …`` unless
+    ``clear``."""
     zero = tirx.IntImm("int32", 0)
-    shape = [int(e) for e in dst.source.ty.shape]
+    shape = [int(e) for e in dst.ty.shape]
     index = [tirx.Var("ijkl"[k % 4], "int32") for k in range(len(shape))]
     group = tirx.Var("g", "int32")
     total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
-    now, old = tirx.BufferLoad(total, [zero]), tirx.BufferLoad(dst.source, index)
+    now, old = tirx.BufferLoad(total, [zero]), tirx.BufferLoad(dst, index)
     first = tirx.BufferLoad(parts, [zero, *index])
-    start = first if call.attrs["clear"] else fold(op, cast(old, acc), first)
+    start = first if clear else fold(op, cast(old, acc), first)
     step = tirx.BufferStore(
         total, fold(op, now, tirx.BufferLoad(parts, [group + 1, *index])), [zero], call.span
     )
@@ -87,9 +98,25 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
             step,
             annotations={"ts.kind": "unroll"},
         ),
-        tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), index, call.span),
+        tirx.BufferStore(dst, cast(now, element_dtype(dst)), index, call.span),
     ]
-    made = sequence(body)
+    return _nest(call, sequence(body), index, shape)
+
+
+def _put(call: Any, total: Any, dst: Any, op: str, acc: str) -> Any:
+    """``dst[…] = total[…]``, or ``dst[…] ∘ total[…]``, as a T.Parallel nest."""
+    shape = [int(e) for e in dst.ty.shape]
+    index = [tirx.Var("ijkl"[k % 4], "int32") for k in range(len(shape))]
+    value = tirx.BufferLoad(total, index)
+    if not call.attrs["clear"]:
+        value = fold(op, cast(tirx.BufferLoad(dst, index), acc), value)
+    store = tirx.BufferStore(dst, cast(value, element_dtype(dst)), index, call.span)
+    return _nest(call, store, index, shape)
+
+
+def _nest(call: Any, made: Any, index: list[Any], shape: list[int]) -> Any:
+    """A T.Parallel nest around a statement."""
+    zero = tirx.IntImm("int32", 0)
     for k in reversed(range(len(shape))):
         notes = {"ts.kind": "parallel", "ts.depth": len(shape) - k}
         made = tirx.For(
@@ -119,13 +146,16 @@ def emit_join(cx: GpuLowering, call: Any) -> Any:
 
 @lowers("gpu", "reduce_part")
 def lower_part(call: Any, cx: GpuLowering) -> Any:
-    """Each group's part into shared memory, by one of the lanes that have it."""
+    """Each group's part into shared memory: each of the lanes that have it stores a share, or one of them
+    all."""
     parts, held = cx.shared_of(call.args[1].source), cx.layouts[call.args[0].source]
     axis, thread = axis_of(call), cx.thread()
     near, far = digits_across(held, axis, cx.target.wave)
     group: Any = tirx.IntImm("int32", 0)
     for p in sorted(far, key=lambda p: -p.unit):  # by rising index along the axis
         group = group * p.extent + digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
+    if (made := _shared_out(cx, call, parts, group)) is not None:
+        return made
     alike = [*near, *(p for p in held.pieces if p.axis is None)]
     one = [tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads), 0) for p in alike]
 
@@ -155,70 +185,186 @@ def _tile(rest: list[int], shape: tuple[int, ...]) -> list[bool]:
     return marks
 
 
+class _Slots:
+    """What a thread has of a reduced tile: the digits of its slots, by whether they lie along the axis."""
+
+    def __init__(self, cx: GpuLowering, call: Any):
+        src, dst = call.args
+        self.cx, self.call, self.op = cx, call, str(call.attrs["op"])
+        self.place, self.held, self.axis = cx.places[src.source], cx.layouts[src.source], axis_of(call)
+        self.acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
+        slots = list(reversed(radix(self.held.pieces, "slot") or []))
+        self.along = sorted((p for p in slots if p.axis == self.axis), key=lambda p: -p.unit)
+        self.others = [p for p in slots if p.axis != self.axis]
+        near, _ = digits_across(self.held, self.axis, cx.target.wave)
+        folds = () if "lanes" in call.attrs else near
+        #: the masks of the shuffles
+        self.masks = [p.stride << k for p in folds for k in range(p.extent.bit_length() - 1)]
+        many = in_any_order(self.op) and prod(p.extent for p in self.along) % WAYS == 0
+        self.ways = WAYS if many else 1
+        self.outer = [tirx.Var(f"u{k}", "int32") for k in range(len(self.others))]
+        for v, p in zip(self.outer, self.others, strict=True):
+            cx.bind_range(v, p.extent)
+
+    def own(self) -> tuple[list[Any], Any]:
+        """A thread's own elements of one slot of the result, folded, and where the total lies."""
+        extents = [p.extent for p in self.along]
+        total = tirx.decl_buffer((self.ways,), self.acc, "total", scope="local", layout=None)
+        body = _own(self.cx, self.op, total, extents, self._element, self.call.span)
+        return body, total
+
+    def own_neighbours(self, some: Any) -> list[Any]:
+        """The same of all neighbours along the last of the other digits, into ``some``."""
+        v, zero, span = self.outer[-1], tirx.IntImm("int32", 0), self.call.span
+        extents = [p.extent for p in self.along]
+
+        def each(step: Any) -> Any:
+            extent = tirx.IntImm("int32", self.others[-1].extent)
+            return tirx.For(v, zero, extent, tirx.ForKind.UNROLLED, step, span=span)
+
+        if self.ways > 1:
+            own, total = self.own()
+            return [each(sequence([*own, tirx.BufferStore(some, tirx.BufferLoad(total, [zero]), [v], span)]))]
+        inner = [tirx.Var(f"r{k}", "int32") for k in range(len(extents))]
+        for r, e in zip(inner, extents, strict=True):
+            self.cx.bind_range(r, e)
+        made = fold(self.op, tirx.BufferLoad(some, [v]), self._element(inner))
+        step = each(tirx.BufferStore(some, made, [v], span))
+        for r, e in zip(reversed(inner), reversed(extents), strict=True):
+            step = tirx.For(r, zero, tirx.IntImm("int32", e), tirx.ForKind.UNROLLED, step, span=span)
+        return [each(tirx.BufferStore(some, identity(self.op, self.acc), [v], span)), step]
+
+    def _element(self, inner: list[Any]) -> Any:
+        """The element in the slots' digits ``inner`` along the axis; in the padding what changes nothing."""
+        cx, slot = self.cx, tirx.IntImm("int32", 0)
+        for v, p in zip([*self.outer, *inner], [*self.others, *self.along], strict=True):
+            slot = slot + v * p.stride
+        value = part(self.op, tirx.BufferLoad(self.place.buf, [cx.analyzer.simplify(slot)]), self.acc)
+        if self.held.shape[self.axis] == self.place.shape[self.axis]:
+            return value
+        at = _along(cx, self.held, self.axis, cx.thread(), list(zip(self.along, inner, strict=True)))
+        return tirx.if_then_else(at < self.place.shape[self.axis], value, identity(self.op, self.acc))
+
+    def index(self, outer: list[Any], shape: list[int]) -> list[Any]:
+        """The index in a result of ``shape`` of what lies in the slots' digits ``outer``."""
+        index = []
+        for k in range(len(self.held.shape)):
+            if k != self.axis:
+                mine = [(p, v) for p, v in zip(self.others, outer, strict=True) if p.axis == k]
+                index.append(_along(self.cx, self.held, k, self.cx.thread(), mine))
+        marks = _tile([e for k, e in enumerate(self.place.shape) if k != self.axis], tuple(shape))
+        long = [i for i, m in zip(index, marks, strict=True) if m]
+        return [long.pop(0) if e != 1 else tirx.IntImm("int32", 0) for e in shape]
+
+    def loops(self, body: Any, count: int) -> Any:
+        """The loops of the first ``count`` of the other digits."""
+        for v, p in list(zip(self.outer, self.others, strict=True))[:count][::-1]:
+            extent = tirx.IntImm("int32", p.extent)
+            body = tirx.For(
+                v, tirx.IntImm("int32", 0), extent, tirx.ForKind.UNROLLED, body, span=self.call.span
+            )
+        return body
+
+
 def _folded(cx: GpuLowering, call: Any, put: Any) -> Any:
     """``put(slot of the result, its index, the total)`` for every slot, each thread's own and its lanes'
     elements folded."""
-    src, dst = call.args
-    place, held, axis, op = (
-        cx.places[src.source],
-        cx.layouts[src.source],
-        axis_of(call),
-        str(call.attrs["op"]),
-    )
-    acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
-    slots = list(reversed(radix(held.pieces, "slot") or []))
-    along = sorted((p for p in slots if p.axis == axis), key=lambda p: -p.unit)
-    others = [p for p in slots if p.axis != axis]
-    near, _ = digits_across(held, axis, cx.target.wave)
-    thread = cx.thread()
-    if cx.skips(held, place.shape, thread):
+    mine, zero = _Slots(cx, call), tirx.IntImm("int32", 0)
+    if cx.skips(mine.held, mine.place.shape, cx.thread()):
         return sequence([])
-    ways = WAYS if in_any_order(op) and prod(p.extent for p in along) % WAYS == 0 else 1
-    total = tirx.decl_buffer((ways,), acc, "total", scope="local", layout=None)
-    zero = tirx.IntImm("int32", 0)
+    body, total = mine.own()
     now = tirx.BufferLoad(total, [zero])
-    outer = [tirx.Var(f"u{k}", "int32") for k in range(len(others))]
-    for v, p in zip(outer, others, strict=True):
-        cx.bind_range(v, p.extent)
-
-    def element(inner: list[Any]) -> Any:
-        """The element in the slots' digits ``inner`` along the axis; in the padding what changes nothing."""
-        slot: Any = zero
-        for v, p in zip([*outer, *inner], [*others, *along], strict=True):
-            slot = slot + v * p.stride
-        value = part(op, tirx.BufferLoad(place.buf, [cx.analyzer.simplify(slot)]), acc)
-        if held.shape[axis] == place.shape[axis]:
-            return value
-        at = _along(cx, held, axis, thread, list(zip(along, inner, strict=True)))
-        return tirx.if_then_else(at < place.shape[axis], value, identity(op, acc))
-
-    body = _own(cx, op, total, [p.extent for p in along], element, call.span)
-    for p in () if "lanes" in call.attrs else near:
-        for k in range(p.extent.bit_length() - 1):
-            there = tirx.call_extern(acc, "ts::shuffle_xor", now, tirx.IntImm("int32", p.stride << k))
-            body.append(tirx.BufferStore(total, fold(op, now, there), [zero], call.span))
-    index = []
-    for k in range(len(held.shape)):
-        if k != axis:
-            index.append(
-                _along(
-                    cx, held, k, thread, [(p, v) for p, v in zip(others, outer, strict=True) if p.axis == k]
-                )
-            )
+    for mask in mine.masks:
+        there = tirx.call_extern(mine.acc, "ts::shuffle_xor", now, tirx.IntImm("int32", mask))
+        body.append(tirx.BufferStore(total, fold(mine.op, now, there), [zero], call.span))
     left, step_size = zero, 1
-    for p, v in reversed(list(zip(others, outer, strict=True))):
+    for p, v in reversed(list(zip(mine.others, mine.outer, strict=True))):
         left = left + v * step_size
         step_size *= p.extent
-    shape = [int(e) for e in dst.source.ty.shape]
+    shape = [int(e) for e in call.args[1].source.ty.shape]
     if str(call.op.name) == "ts.reduce_part":
         shape = shape[1:]
-    marks = _tile([e for k, e in enumerate(place.shape) if k != axis], tuple(shape))
-    long = [i for i, m in zip(index, marks, strict=True) if m]
-    body.append(put(cx.analyzer.simplify(left), [long.pop(0) if e != 1 else zero for e in shape], now))
-    done = sequence(body)
-    for v, p in zip(reversed(outer), reversed(others), strict=True):
-        done = tirx.For(v, zero, tirx.IntImm("int32", p.extent), tirx.ForKind.UNROLLED, done, span=call.span)
-    return done
+    body.append(put(cx.analyzer.simplify(left), mine.index(mine.outer, shape), now))
+    return mine.loops(sequence(body), len(mine.others))
+
+
+def _shared_out(cx: GpuLowering, call: Any, parts: InShared, group: Any) -> Any:
+    """A group's parts of neighbouring elements, which its lanes share out: with each shuffle a lane gives
+    half of the elements that it has to its partner, and adds the partner's other half to its own. Then lanes
+    store vectors. None where elements of a thread are too few for that, or do not lie side by side."""
+    mine = _Slots(cx, call)
+    wide = CHUNK_BYTES * 8 // parts.layout.bits
+    inner = mine.others[-1] if mine.others else None
+    if (
+        inner is None
+        or inner.unit != 1
+        or inner.extent % wide
+        or not wide <= inner.extent <= SHARED_OUT
+        or _last(mine.held, mine.axis) != inner.axis
+        or mine.place.shape[inner.axis] % wide
+        or parts.shape[-1] != mine.place.shape[inner.axis]
+        or parts.layout.vector(len(parts.shape) - 1) % wide
+        or cx.skips(mine.held, mine.place.shape, cx.thread())
+    ):
+        return None
+    op, thread, zero, span = mine.op, cx.thread(), tirx.IntImm("int32", 0), call.span
+    some = tirx.decl_buffer(
+        (inner.extent,), mine.acc, "totals", scope="local", data_alignment=16, layout=None
+    )
+
+    def of(k: Any) -> Any:
+        return tirx.BufferLoad(some, [k])
+
+    def each(count: int, step: Any) -> Any:
+        u = tirx.Var("u", "int32")
+        return tirx.For(u, zero, tirx.IntImm("int32", count), tirx.ForKind.UNROLLED, step(u), span=span)
+
+    def shuffled(value: Any, mask: int) -> Any:
+        return tirx.call_extern(mine.acc, "ts::shuffle_xor", value, tirx.IntImm("int32", mask))
+
+    body = [tirx.AllocBuffer(some, {}, span), *mine.own_neighbours(some)]
+    count, first, one = inner.extent, zero, []
+    for mask in mine.masks:
+        bit = digit(thread, mask, 2, 2 * mask == mine.held.threads)
+        if count % (2 * wide):  # too few to halve: all of them get the same
+            body.append(
+                each(
+                    count,
+                    lambda u, m=mask: tirx.BufferStore(some, fold(op, of(u), shuffled(of(u), m)), [u], span),
+                )
+            )
+            one.append(tirx.EQ(bit, 0))
+            continue
+        count //= 2
+        upper, half = tirx.EQ(bit, 1), count
+
+        def halved(u: Any, mask: int = mask, upper: Any = upper, half: int = half) -> Any:
+            kept = tirx.Select(upper, of(u + half), of(u))
+            given = tirx.Select(upper, of(u), of(u + half))
+            return tirx.BufferStore(some, fold(op, kept, shuffled(given, mask)), [u], span)
+
+        body.append(each(count, halved))
+        first = first + bit * half
+    one += [
+        tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == mine.held.threads), 0)
+        for p in mine.held.pieces
+        if p.axis is None
+    ]
+    for k in range(0, count, wide):
+        index = mine.index([*mine.outer[:-1], first + k], list(parts.shape[1:]))
+        tests = [i < int(e) for i, e in zip(index, parts.shape[1:], strict=True)]
+        tests = [*one, *(t for t in tests if not cx.analyzer.can_prove(t))]
+        flat = cx.analyzer.simplify(parts.flat([group, *index]))
+        there = tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), wide)
+        here = tirx.Ramp(tirx.IntImm("int32", k), tirx.IntImm("int32", 1), wide)
+        done: Any = tirx.BufferStore(parts.buf, tirx.BufferLoad(some, [here]), [there], span)
+        body.append(tirx.IfThenElse(all_of(tests), done, None) if tests else done)
+    return mine.loops(sequence(body), len(mine.others) - 1)
+
+
+def _last(held: Fragment, axis: int) -> int:
+    """The last axis that is left."""
+    return max((k for k in range(len(held.shape)) if k != axis), default=-1)
 
 
 def _own(cx: GpuLowering, op: str, total: Any, extents: list[int], element: Any, span: Any) -> list[Any]:
@@ -341,11 +487,20 @@ class Reduce(Lowering["GpuLowering"]):
             groups = 1
             for p in far:
                 groups *= p.extent
-            parts = cx.scratch(f"{dst.source.name}_parts", [groups, *shape], acc, call.span)
+            own = made.slots
+            wide = own * bits_of(acc) > 8 * CHUNK_BYTES
+            swizzle = 128 if wide and shape[-1] * bits_of(acc) % 1024 == 0 else 0
+            parts = cx.scratch(f"{dst.source.name}_parts", [groups, *shape], acc, call.span, swizzle)
             first = ir.Call(
                 "ts.reduce_part", [src, parts], attrs=dict(call.attrs), ret_ty=call.ty, span=call.span
             )
-            return [tirx.Evaluate(first, call.span), _combine(call, parts.source, dst, groups, op, acc)]
+            out = [tirx.Evaluate(first, call.span)]
+            if not wide or own * groups < ONCE:
+                clear = bool(call.attrs["clear"])
+                return [*out, _combine(call, parts.source, dst.source, groups, op, acc, clear)]
+            total = cx.scratch(f"{dst.source.name}_total", shape, acc, call.span, swizzle)
+            out.append(_combine(call, parts.source, total.source, groups, op, acc, True))
+            return [*out, _put(call, total.source, dst.source, op, acc)]
         own = tirx.decl_buffer(
             tuple(shape),
             element_dtype(dst.source),

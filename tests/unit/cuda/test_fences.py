@@ -216,3 +216,21 @@ def test_a_view_meets_what_it_is_a_view_of(seed: int):
             T.copy(a, C)
 
     agree(kernel, {"A": data((64, 128), "float32", 1), "C": empty((64, 128), "float32")}, seed=seed)
+
+
+def test_rows_one_behind_the_other_need_no_fence():
+    """Six elements of a layout that has room for eight: what it has room for is not written, and those of the
+    next round begin behind the six."""
+
+    @T.prim_func
+    def rows(A: T.Tensor((4, 6), "float32"), B: T.Tensor((24,), "float32")):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_fragment((6,), "float32")
+            for r in T.serial(4):
+                for i in T.Parallel(6):
+                    a[i] = A[r, i]
+                for i in T.Parallel(6):
+                    B[r * 6 + i] = a[i] + 1
+
+    assert reasons(scheduled(rows)) == []
+    agree(rows, {"A": data((4, 6), "float32"), "B": empty((24,), "float32")})

@@ -569,3 +569,66 @@ def test_blocks_with_little_in_registers_leave_room_for_others(options: dict[str
     code = print_kernel(lowered(gemm(256, 256, 256, **options))[0]).text
     assert f"__launch_bounds__({threads}, 1)" in code, code
     assert ("more_registers" in code) == (threads > 300), code
+
+
+def test_another_name_of_sums_takes_no_registers_more():
+    """32 registers of sums under two names, 16 of factors and two of results leave room for a second block."""
+
+    @T.prim_func
+    def scores(
+        Q: T.Tensor((64, 128), "bfloat16"),
+        K: T.Tensor((256, 128), "bfloat16"),
+        W: T.Tensor((1, 64), "float32"),
+        L: T.Tensor((256,), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            q, k = T.alloc_shared((64, 128), "bfloat16"), T.alloc_shared((64, 128), "bfloat16")
+            s, w = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((1, 64), "float32")
+            groups, total = T.reshape(s, (64, 1, 64)), T.alloc_fragment((64, 1), "float32")
+            T.copy(Q, q)
+            T.copy(W, w)
+            for n in T.Pipelined(4, num_stages=1):
+                T.copy(K[n * 64, 0], k)
+                T.gemm(k, q, s, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+                for i, g, h in T.Parallel(64, 1, 64):
+                    groups[i, g, h] = T.max(groups[i, g, h], 0) * w[g, h]
+                T.reduce_sum(groups, total, dim=-1)
+                for i in T.Parallel(64):
+                    L[n * 64 + i] = total[i, 0]
+
+    code = print_kernel(lowered(scores)[0]).text
+    assert "wgmma" in code and "__launch_bounds__(288, 1)" in code and "more_registers" not in code, code
+    args = {
+        "Q": data((64, 128), "bfloat16"),
+        "K": data((256, 128), "bfloat16", 1),
+        "W": data((1, 64), "float32"),
+    }
+    agree(scores, {**args, "L": empty((256,), "float32")})
+
+
+@pytest.mark.parametrize("sums, blocks", [(1, 1), (3, 3)])
+def test_a_producer_costs_no_block_of_one_warpgroup(sums: int, blocks: int):
+    """96 registers of sums: ptxas is told that three blocks of 160 threads shall fit, which takes 136 at
+    most; with 32 it needs not be told."""
+
+    @T.prim_func
+    def products(
+        A: T.Tensor((64, 256), "bfloat16"),
+        B: T.Tensor((64, 256), "bfloat16"),
+        C: T.Tensor((3, 64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            tiles = [T.alloc_fragment((64, 64), "float32") for _ in range(sums)]
+            for c in tiles:
+                T.clear(c)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                for c in tiles:
+                    T.gemm(a, b, c, transpose_B=True)
+            for n in range(sums):
+                T.copy(tiles[n], C[n, 0, 0])
+
+    code = print_kernel(lowered(products)[0]).text
+    assert f"__launch_bounds__(160, {blocks})" in code, code
