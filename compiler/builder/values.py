@@ -531,8 +531,8 @@ class Buffer(_Tile):
         self.var, self.name, self.shape, self.scope, self.kind = var, name, shape, scope, kind
         self.dtype = canonical(dt)
         self.loc = source.current()
-        #: of a tensor whose elements lie elsewhere (T.annotate_layout): a row-major view of one axis, and the
-        #: index into it
+        #: of a tensor whose elements lie elsewhere (T.annotate_layout): a row-major view, and what gives the
+        #: indices into it (ops/placed.py)
         self.flat: Buffer | None = None
         #: of an accumulator, how T.Parallel nests add to it (ops/reducer.py)
         self.reducer = ""
@@ -626,7 +626,7 @@ class Buffer(_Tile):
     def read(self, indices: list[Any]) -> Any:
         """The element, zero outside."""
         if self.flat is not None:
-            return tirx.BufferLoad(self.flat.var, [self.place(indices)])
+            return tirx.BufferLoad(self.flat.var, list(self.place(indices)))
         return tirx.BufferLoad(self.var, indices)
 
     def _slice(self, axis: int, item: slice) -> tuple[Any, Any]:
@@ -681,7 +681,7 @@ class Buffer(_Tile):
                 hint=f"T.signal({self.name}[i], value=…), T.wait({self.name}[i], value=…)",
             )
         if self.flat is not None:
-            self.flat.store((self.place(indices),), value)
+            self.flat.store(self.place(indices), value)
             return
         if self.packed:
             _halves().store(self, indices, value)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tilescale.compiler.layout import Fragment, Shared
+from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.shared import SWIZZLES
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.packets import HEAD, words
@@ -72,26 +72,44 @@ class InShared:
 
     def linear(self, at: list[Any]) -> Any:
         """The flat index in front of the swizzle, in elements: digits times strides."""
-        total: Any = tirx.IntImm("int32", 0)
-        for axis in range(len(at)):
-            digits = [p for p in self.layout.pieces if p.axis == axis]
-            for p in digits:
-                total = (
-                    total
-                    + digit(at[axis], p.unit, p.extent, last=p.unit * p.extent >= self.layout.shape[axis])
-                    * p.stride
-                )
-        return total
+        return self.total(at, self.pieces)
 
     def flat(self, at: list[Any]) -> Any:
-        """The flat index, in elements; the swizzle moves whole 16-byte chunks."""
-        total = self.linear(at)
+        """The flat index, in elements; the swizzle moves whole 16-byte chunks.
+
+        What counts whole rows of the swizzle stands outside the XOR, which cannot reach it. Loops over rows
+        then move one address by constants, where each row would need an address of its own."""
         bits = SWIZZLES[self.layout.swizzle]
-        if bits:
+        if not bits:
+            total = self.linear(at)
+        else:
             each = self.layout.bits // 8
             row, chunk = 128 // each, 16 // each
-            total = total ^ (total // row % (1 << bits) * chunk)
+            width = chunk << bits
+            within = [p for p in self.pieces if p.stride % width]
+            whole = [p for p in self.pieces if p.stride % width == 0]
+            low = self.total(at, within)
+            if sum((p.extent - 1) * p.stride for p in within) < width:
+                counted = [p for p in whole if p.stride % (row << bits)]
+                lines = self.total(at, [replace(p, stride=p.stride // width) for p in counted])
+                line = lines // (row // width)
+            else:
+                line = self.linear(at) // row
+            total = self.total(at, whole) + (low ^ (line % (1 << bits) * chunk))
         return total if self.base is None else total + self.base
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [p for axis in range(len(self.layout.shape)) for p in self.layout.pieces if p.axis == axis]
+
+    def total(self, at: list[Any], pieces: list[Piece]) -> Any:
+        """Digits of an index times their strides."""
+        made: Any = tirx.IntImm("int32", 0)
+        for p in pieces:
+            assert p.axis is not None
+            last = p.unit * p.extent >= self.layout.shape[p.axis]
+            made = made + digit(at[p.axis], p.unit, p.extent, last) * p.stride
+        return made
 
 
 @dataclass

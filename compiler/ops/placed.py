@@ -12,6 +12,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops.alloc import view
 from tilescale.compiler.ops.math import if_then_else
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 
 
@@ -38,14 +39,28 @@ def put(tensor: Buffer, layout: Any) -> None:
             loc=loc,
             expected=f"one of {tensor.shape} that takes {size}",
         )
-    flat = view(tensor, (size,))
+    order = _order(layout)
+    if order is not None:
+        tensor.flat = view(tensor, tuple(tensor.shape[k] for k in order))
+        tensor.place = lambda indices: tuple(indices[k] for k in order)
+        return
 
-    def place(indices: list[Any]) -> Any:
+    def place(indices: Sequence[Any]) -> tuple[Any, ...]:
         inside = is_inside(indices, tensor.shape)
         at = as_expr(layout.place(*indices))
-        return at if inside is None else if_then_else(inside, at, -1)
+        return (at if inside is None else if_then_else(inside, at, -1),)
 
-    tensor.flat, tensor.place = flat, place
+    tensor.flat, tensor.place = view(tensor, (size,)), place
+
+
+def _order(layout: Any) -> list[int] | None:
+    """The tensor's axes in the order in which the memory has them; None where a layout cuts axes. A view with
+    its axes in that order has the elements outside where the tensor has them, axis by axis: each access says
+    no more of that than one of a plain tensor, and neighbours are seen to lie side by side."""
+    axes = [tirx.Var(f"axis{k}", "int32") for k in range(len(layout.shape))]
+    found = layout.map_forward_index(axes)
+    order = [k for part in found for k, axis in enumerate(axes) if axis.same_as(part)]
+    return order if sorted(order) == list(range(len(axes))) and len(found) == len(axes) else None
 
 
 def index(of: Region, axes: Sequence[int], at: Sequence[Any]) -> tuple[Any, ...]:

@@ -39,13 +39,13 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
     #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const int chunk = u * 128 + tid;
-      ts::cp_async<16>(&A_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 31) >> 3) * 8], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8], by * 64 + (chunk >> 2) < m ? 16 : 0);
+      ts::cp_async<16>(&A_s[ring0_filled % 3 * 2048 + (chunk >> 2) * 32 + ((chunk & 3) * 8 ^ ((chunk & 31) >> 3) * 8)], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8], by * 64 + (chunk >> 2) < m ? 16 : 0);
     }
     // test_ir.py:31  T.copy(B[k * 32, bx * 64], B_s)
     #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const int chunk = u * 128 + tid;
-      ts::cp_async<16>(&B_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 63) >> 3) * 8], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8]);
+      ts::cp_async<16>(&B_s[ring0_filled % 3 * 2048 + (chunk >> 3) * 64 + ((chunk & 7) * 8 ^ ((chunk & 63) >> 3) * 8)], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8]);
     }
     // test_ir.py:29  for k in T.Pipelined(3, num_stages=3):
     ts::cp_async_commit();
@@ -63,13 +63,13 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int chunk = u * 128 + tid;
-        ts::cp_async<16>(&A_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 31) >> 3) * 8], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8 + 64], by * 64 + (chunk >> 2) < m ? 16 : 0);
+        ts::cp_async<16>(&A_s[ring0_filled % 3 * 2048 + (chunk >> 2) * 32 + ((chunk & 3) * 8 ^ ((chunk & 31) >> 3) * 8)], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8 + 64], by * 64 + (chunk >> 2) < m ? 16 : 0);
       }
       // test_ir.py:31  T.copy(B[k * 32, bx * 64], B_s)
       #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int chunk = u * 128 + tid;
-        ts::cp_async<16>(&B_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 63) >> 3) * 8], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8 + 8192]);
+        ts::cp_async<16>(&B_s[ring0_filled % 3 * 2048 + (chunk >> 3) * 64 + ((chunk & 7) * 8 ^ ((chunk & 63) >> 3) * 8)], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8 + 8192]);
       }
       // test_ir.py:29  for k in T.Pipelined(3, num_stages=3):
       ts::cp_async_commit();
@@ -83,12 +83,12 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       half a[16];
       #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        ts::ldmatrix_x4(&a[t * 8], &A_s[(ring0_read % 3 * 2048 + t * 512 + row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) ^ (((row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) & 255) >> 6) * 8]);
+        ts::ldmatrix_x4(&a[t * 8], &A_s[ring0_read % 3 * 2048 + t * 512 + row0 * 32 + (lane & 15) * 32 + ((k_1 * 16 + (lane >> 4) * 8) ^ (((row0 + (lane & 15)) & 7) >> 1) * 8)]);
       }
       half b[16];
       #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        ts::ldmatrix_x4_trans(&b[t * 8], &B_s[(ring0_read % 3 * 2048 + k_1 * 1024 + (lane & 15) * 64 + t * 16 + (lane >> 4) * 8 + col0) ^ (lane & 7) * 8]);
+        ts::ldmatrix_x4_trans(&b[t * 8], &B_s[ring0_read % 3 * 2048 + k_1 * 1024 + (lane & 15) * 64 + ((t * 16 + (lane >> 4) * 8 + col0) ^ (lane & 7) * 8)]);
       }
       #pragma unroll
       for (int i = 0; i < 2; ++i) {

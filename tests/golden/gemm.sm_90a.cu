@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
       }
       const int i = ((lane & 15) >> 3) * 8 + i_row;
       const int j = u0 * 16 + (lane >> 4) * 8;
-      ts::stmatrix_x4(&C_staged[(i * 64 + j) ^ (i & 7) * 8], &C_staged_out[0]);
+      ts::stmatrix_x4(&C_staged[i * 64 + (j ^ (i & 7) * 8)], &C_staged_out[0]);
     }
     ts::fence_proxy_async();
     ts::barrier_sync(15, 128);  // T.copy reads C_staged that T.copy, line 35 writes

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) sparse_gemm(
         }
         const int i = u0 * 64 + ((lane & 15) >> 3) * 8 + i_row;
         const int j = u1 * 16 + (lane >> 4) * 8;
-        ts::stmatrix_x4(&C_staged[(i * 64 + j) ^ (i & 7) * 8], &C_staged_out[0]);
+        ts::stmatrix_x4(&C_staged[i * 64 + (j ^ (i & 7) * 8)], &C_staged_out[0]);
       }
     }
     ts::fence_proxy_async();

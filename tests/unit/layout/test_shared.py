@@ -6,8 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilescale.compiler.gpu.places import InShared
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout import Piece, Shared, instructions
 from tilescale.compiler.layout.shared import bank_conflicts, boxed, strided, widest_swizzle
+from tilescale.compiler.tvm_compat import structural_walk, sym, tirx
 from tilescale.errors import TileValueError
 
 
@@ -87,3 +90,18 @@ def test_errors_name_what_does_not_fit():
         Shared((8,), (Piece(0, 1, 8, "offset", 1),), 16, 48)
     with pytest.raises(TileValueError, match="share a place"):
         strided((4, 4), 16, (1, 3))
+
+
+@pytest.mark.parametrize(("swizzle", "bits"), [(128, 16), (64, 16), (32, 16), (128, 8), (64, 32)])
+def test_thread_ir_names_an_elements_place_with_whole_rows_outside_the_xor(swizzle, bits):
+    """A loop over rows moves one address by constants, so each of ldmatrix's has no register of its own."""
+    tile = boxed((32, 2 * swizzle * 8 // bits), bits, swizzle)
+    place = InShared(None, tile.staged(2), (2, *tile.shape), None, "tile")
+    for at in np.ndindex(place.shape):
+        there = place.flat([tirx.IntImm("int32", i) for i in at])
+        assert int(there.value) * bits // 8 == tile.staged(2).byte(*at)
+    stage, row, column = (tirx.Var(name, "int32") for name in ("stage", "row", "column"))
+    flat = sym.Analyzer().simplify(place.flat([stage, row * 8, column]))
+    found: list[object] = []
+    structural_walk(flat, (tirx.BitwiseXor, found.append))
+    assert found and not any(mentions(x, v) for x in found for v in (stage, row))

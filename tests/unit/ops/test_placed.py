@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tilescale.language as T
+from tests.unit.cuda.corpus import printed
 from tests.unit.ops.test_argmax import TARGETS, run
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -63,6 +65,50 @@ def test_elements_lie_where_the_layout_says(target: str):
     want[:, :8] += a[:, :8]
     want[:, 8:] += a[:, :16]
     assert (run(added, {"A": a, "Q": np.zeros_like(a)}, target)["Q"] == lying(want)).all()
+
+
+@T.prim_func
+def turned(
+    A: T.Tensor((L, H, D), "float32"),
+    first: T.Tensor((1,), "int32"),
+    Q: T.Tensor((L, H, D), "float32"),
+    C: T.Tensor((L, H, D), "float32"),
+):
+    with T.Kernel(H, threads=64) as h:
+        f = T.alloc_fragment((32, D), "float32")
+        T.annotate_layout({Q: T.Layout((L, H, D), lambda l, h, d: [h, l, d])})
+        T.copy(Q[0:32, h, :], C[0:32, h, :])
+        T.copy(A[0:32, h, 0:D], f)
+        T.atomic_add(Q[first[0] : first[0] + 32, h, :], f)
+        for i, j in T.Parallel(4, D):
+            Q[i, h, j] = Q[i, h, j] + A[i, h, j]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_axes_in_another_order_stay_in_their_extents(target: str):
+    """Rows outside are dropped, not the next head's."""
+    a, q = RNG.standard_normal((2, L, H, D)).astype("float32")
+    lies = q.transpose(1, 0, 2).reshape(q.shape)
+    args = {"A": a, "first": np.array([8], "int32"), "Q": lies, "C": np.full_like(a, np.nan)}
+    done = run(turned, args, target)
+    want = q.copy()
+    want[8:] += a[: L - 8]
+    want[:4] += a[:4]
+    assert (done["Q"].reshape(H, L, D).transpose(1, 0, 2) == want).all() and (done["C"] == q).all()
+
+
+def test_axes_in_another_order_are_copied_and_added_to_as_vectors():
+    """Each access tests whether its row is outside, and no more."""
+    text = printed(turned, "sm_90a").text
+    assert "red_add4_f32(" in text and "ts::atomic_add(" not in text and ": -1" not in text
+    assert re.search(r"\(const uint4\*\)&Q\[", text)
+
+
+def test_places_are_sums_of_the_threads_part_and_the_rounds():
+    """Rounds move one address by constants, where digits of a sum of both are an address a round."""
+    for kernel in (written, added):
+        made = re.search(r"\bQ\[(bx [^?]*?)\](, f| = )", printed(kernel, "sm_90a").text)
+        assert made is not None and not re.search(r"\b[ij]\w*", made[1])
 
 
 def test_layouts_of_many_elements_are_read_as_digits():
