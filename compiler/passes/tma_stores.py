@@ -13,6 +13,9 @@ The fences between these follow from their effects (passes/insert_barriers.py), 
 with a proxy fence. The tile takes what the ring leaves of shared memory; where that is not one box wide, and
 where TMA cannot store the tensor, threads store directly.
 
+A tile of shared memory that the author fills and adds to a tensor by T.atomic_add is read by TMA where it
+lies (passes/given_tiles.py).
+
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
 store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way, or
 reads behind all stores. Such a wait stands in front of a signal to other blocks or ranks and of a barrier
@@ -29,7 +32,7 @@ that before what is behind it: PTX ISA 9.0, "cp.async.bulk.wait_group", "Causali
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -47,6 +50,7 @@ from tilescale.compiler.ops.fence import fence, proxy_fence
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
+from tilescale.compiler.passes.given_tiles import awaited, given, is_shared_tile, own_touches
 from tilescale.compiler.passes.products import has_producer, touched
 from tilescale.compiler.passes.remote_puts import is_put
 from tilescale.compiler.passes.roles import calls
@@ -73,12 +77,18 @@ def tma_stores(program: TileProgram) -> TileProgram:
         ):
             if (tile := _staging(s.value, tiles, room)) is not None:
                 staged[s] = tile
-    if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
+    parts = _outermost(program.func.body)
+    lie = lambda c: _fits(c, program, writers, names, is_shared_tile)  # noqa: E731
+    own = given(program, list(statements), parts, lie) if parts else {}
+    staged |= own
+    front = {s for s in _front(parts, staged) if _updates(s)}  # they release no store
+    others = [s for s, ex in statements if _updates(s) and s not in staged and not _alone(s, ex)]
+    if not staged or any(s not in front for s in others):
         return program
     end = _end(program.func.body, staged, every)
     stored = {_ends(s.value)[1].source for s in staged}
     apart = [s for s, ex in statements if _tells_others(s) and ex.name != "block"]
-    behind = apart + [s for s, _ in statements if _reads(s) & stored]
+    behind = apart + [s for s, _ in statements if own_touches(s)[0] & stored]
     if any(s not in end for s in behind):
         return program  # nothing orders the thread that awaits stores before those who tell, or read
     body = program.func.body
@@ -86,8 +96,42 @@ def tma_stores(program: TileProgram) -> TileProgram:
         body = _closed(body, end, list(dict.fromkeys(staged.values())), behind[0].span)
     else:
         end = set()
-    body = rebuild(body, every, lambda s, ex: None if s in end else _in_order(s, staged, writers))
-    return program.with_body(_around(body, list(tiles.values())))
+    body, refilled = _read_in_place(body, own)
+
+    def put(s: Any, ex: Any) -> list[Any] | None:
+        if s in refilled:
+            return [await_stores(whole(refilled[s]), s.span), s]
+        if s in own:
+            return [tma_reduce(s.value, s.value.args[0], whole(own[s]))]
+        return None if s in end or s in front else _in_order(s, staged, writers)
+
+    return program.with_body(_around(rebuild(body, every, put), list(tiles.values())))
+
+
+def _front(parts: list[Any], stores: dict[Any, Any]) -> set[Any]:
+    """What stands in front of all stores, in no loop with one: none is under way there."""
+    found: set[Any] = set()
+    for part in parts:
+        inside = {s for s, _ in walk(part, Executor("block", 1))}
+        if any(s in stores for s in inside):
+            break
+        found |= inside
+    return found
+
+
+def _read_in_place(body: Any, own: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
+    """A body with the waits for what TMA reads of tiles that the author fills (passes/given_tiles.py), and
+    the statements that fill one that TMA may be reading."""
+    refilled: dict[Any, Any] = {}
+
+    def consumer(s: Any) -> Any:
+        if not _is_consumer(s) or not own:
+            return s
+        parts, found = awaited(list(s.body.seq), own)
+        refilled.update(found)
+        return tirx.AttrStmt(s.node, s.attr_key, s.value, sequence(parts), s.span)
+
+    return structural_map(body, (tirx.AttrStmt, consumer)), refilled
 
 
 def _outermost(body: Any) -> list[Any]:
@@ -226,25 +270,29 @@ def _leaves(call: Any) -> bool:
     return call.op.name == "ts.copy" and "by_threads" not in call.attrs
 
 
-def _fits(call: Any, program: TileProgram, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:
-    """Whether a call takes a whole fragment to where TMA can store it. ``names``: what names stand for."""
+def _in_fragment(region: Any) -> bool:
+    return in_registers(region.source)
+
+
+def _fits(
+    call: Any,
+    program: TileProgram,
+    writers: dict[Any, list[Any]],
+    names: dict[Any, Any],
+    lies: Callable[[Any], bool] = _in_fragment,
+) -> bool:
+    """Whether a call takes a whole tile, which ``lies`` in a fragment, to where TMA can store it. ``names``:
+    what names stand for."""
     if not _leaves(call):
         return False
     src, dst = _ends(call)
     var = dst.source
-    if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
+    if not (lies(src) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
     kinds = {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}
     if call.op.name not in kinds or str(call.attrs["executor"]) != "block":
         return False
     return boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params, names) is None
-
-
-def _reads(s: Any) -> set[Any]:
-    """What a statement reads, of a loop or an If its own."""
-    if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
-        return {r.buffer for r in scalar_reads(s)}
-    return touched(s)[0]
 
 
 def _names(statements: list[Any]) -> dict[Any, Any]:
