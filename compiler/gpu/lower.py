@@ -26,6 +26,7 @@ from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.lowerings import lowering
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import effects_of, find, name_of
@@ -34,6 +35,7 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.shared import strided
@@ -41,7 +43,7 @@ from tilescale.compiler.layout.viewed import reshaped
 from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.residency import waits_for_blocks
-from tilescale.compiler.tvm_compat import ir, structural_map, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import InternalError, TileSyntaxError, TileValueError
 from tilescale.language.dtypes import BITS
 
@@ -233,7 +235,17 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             for test in (i >= tirx.IntImm(str(i.ty), 0), i < high):
                 if not self.proven(test):
                     tests.append(test)
-        return place.buf, self.analyzer.simplify(place.flat(at)), tests, place
+        index = self.analyzer.simplify(place.flat(at))
+        return place.buf, self.uncut(index) if isinstance(place, Global) else index, tests, place
+
+    def uncut(self, index: Any) -> Any:
+        """An index that cuts a nest's indices into digits (T.annotate_layout of a tensor), in the thread's
+        index and counters of rounds, where each digit is of one of them: the counters move one address by
+        constants then, where each round would have an address of its own."""
+        if not any(mentions(cut, name) for cut in _cuts(index) for name in self.spelling):
+            return index
+        made = self.analyzer.simplify(spelt_out(index, self.spelling))
+        return index if any(isinstance(cut.a, (tirx.Add, tirx.Sub)) for cut in _cuts(made)) else made
 
     def proven(self, test: Any) -> bool:
         if isinstance(test, bool):
@@ -545,6 +557,13 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
 def _is_remote(s: Any) -> bool:
     call = s.value if isinstance(s, tirx.Evaluate) else None
     return isinstance(call, ir.Call) and call.op.name == "ts.remote_copy"
+
+
+def _cuts(index: Any) -> list[Any]:
+    """The quotients and remainders in an index."""
+    found: list[Any] = []
+    structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), found.append))
+    return found
 
 
 def _thread_extent(var: Any, tag: str, extent: Any, body: Any) -> Any:

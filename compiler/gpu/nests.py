@@ -399,6 +399,7 @@ class NestLowering(State):
         self._step(nest, vectors, group, first, u)
         var, at = tirx.Var(nest.vars[vectors.axis].name, "int32"), self._first(nest, vectors)
         self.bound(var, at)
+        self.spelling[var] = at
         kind = str(nest.vars[vectors.axis].ty)
         self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
         outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
@@ -441,6 +442,7 @@ class NestLowering(State):
                 continue
             start = tirx.Var(f"{var.name}{0 if instead is None else '_row'}", "int32")
             self.bound(start, total)
+            self.spelling[start] = total
             starts.append(start)
             binds.append(tirx.Bind(start, total))
         return starts, binds
@@ -475,6 +477,7 @@ class NestLowering(State):
                 continue
             made = tirx.Var(var.name, "int32")
             binds.append(tirx.Bind(made, total))
+            self.spelling[made] = total
             self.bind_range(made, extent)  # outside it nothing of the round runs
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             tests = [_with(t, total, made) for t in tests]

@@ -104,6 +104,13 @@ def test_axes_in_another_order_are_copied_and_added_to_as_vectors():
     assert re.search(r"\(const uint4\*\)&Q\[", text)
 
 
+def test_places_are_sums_of_the_threads_part_and_the_rounds():
+    """Rounds move one address by constants, where digits of a sum of both are an address a round."""
+    for kernel in (written, added):
+        made = re.search(r"\bQ\[(bx [^?]*?)\](, f| = )", printed(kernel, "sm_90a").text)
+        assert made is not None and not re.search(r"\b[ij]\w*", made[1])
+
+
 def test_layouts_of_many_elements_are_read_as_digits():
     made = T.Layout(
         (8, 1024, 32, 64), lambda b, l, h, d: [b, l // 8, h, d // 8, d % 2, 4 * (l % 8) + d % 8 // 2]
