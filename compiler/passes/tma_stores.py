@@ -81,7 +81,7 @@ def tma_stores(program: TileProgram) -> TileProgram:
     lie = lambda c: _fits(c, program, writers, names, is_shared_tile)  # noqa: E731
     own = given(program, list(statements), parts, lie) if parts else {}
     staged |= own
-    front = _front(parts, staged)
+    front = {s for s in _front(parts, staged) if _updates(s)}  # they release no store
     others = [s for s, ex in statements if _updates(s) and s not in staged and not _alone(s, ex)]
     if not staged or any(s not in front for s in others):
         return program
