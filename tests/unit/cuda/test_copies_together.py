@@ -30,6 +30,8 @@ def rounds(between: str = "", nest: bool = False) -> Any:
             q, k = T.alloc_shared((N, D), "float16"), T.alloc_shared((N, D), "float16")
             v, p = T.alloc_shared((N, D), "float16"), T.alloc_fragment((N, N), "float16")
             s, o = T.alloc_fragment((N, N), "float32"), T.alloc_fragment((N, D), "float32")
+            last, places = T.alloc_var("int32"), T.alloc_shared((4,), "int32")
+            last = 0
             T.copy(Q, q)
             T.clear(o)
             for r in T.serial(4):
@@ -43,7 +45,14 @@ def rounds(between: str = "", nest: bool = False) -> Any:
                         V[r * N, 0] = T.cast(1, "float16")
                     if between == "atomic":
                         T.atomic_add(W[r], 1)
+                    if between == "counted":
+                        last += 1
+                    if between == "looked up":
+                        for i in T.Parallel(4):
+                            places[i] = (M[i] + r) % 4
                     at = T.cast(s[0, 0] * 0.0, "int32") + r if between == "named" else r
+                    at = last if between == "counted" else at
+                    at = places[r] if between == "looked up" else at
                     if nest:
                         for i, j in T.Parallel(N, D):
                             v[i, j] = V[at * N + i, j]
@@ -82,7 +91,7 @@ def test_a_later_copy_goes_up_behind_an_earlier_one(nest: bool) -> None:
     assert loop[: loop.index("wgmma_wait<0>")].count("__syncthreads") == 2  # free again, and there
 
 
-@pytest.mark.parametrize("between", ["written", "atomic", "named"])
+@pytest.mark.parametrize("between", ["written", "atomic", "named", "counted", "looked up"])
 def test_what_keeps_a_copy_where_it_is(between: str) -> None:
     kernel = rounds(between)
     assert not together(kernel)
