@@ -58,6 +58,13 @@ def bases(body: Any) -> dict[Any, Any]:
     return {view: base(view) for view in over}
 
 
+def views_of(body: Any) -> dict[Any, list[Any]]:
+    """The views that a statement declares of each buffer, and of each view."""
+    over: dict[Any, list[Any]] = {}
+    structural_walk(body, (tirx.DeclBuffer, lambda s: over.setdefault(s.data.args[0], []).append(s.buffer)))
+    return over
+
+
 def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
     """What operations touch in such a mode."""
     return {

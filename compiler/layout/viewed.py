@@ -21,7 +21,6 @@ from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.shared import Shared
-from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 
 def viewed(
@@ -52,19 +51,21 @@ def reshaped(held: Shared, shape: tuple[int, ...], bits: int) -> Shared | None:
         return None
     if bits == held.bits:
         pieces = _other_axes(held.pieces, held.shape, shape)
-        return None if pieces is None else Shared(shape, pieces, bits, held.swizzle)
-    flat = _other_axes(held.pieces, held.shape, (prod(held.shape),))
-    if flat is None:
-        return None
-    other = _of_fewer(flat, bits // held.bits) if bits > held.bits else _of_more(flat, held.bits // bits)
-    pieces = None if other is None else _other_axes(other, (prod(shape),), shape)
+    else:
+        flat = _other_axes(held.pieces, held.shape, (prod(held.shape),))
+        other = None if flat is None else _of_width(flat, held.bits, bits)
+        pieces = None if other is None else _other_axes(other, (prod(shape),), shape)
     return None if pieces is None else Shared(shape, pieces, bits, held.swizzle)
 
 
-def _of_fewer(digits: Sequence[Piece], times: int) -> tuple[Piece, ...] | None:
-    """Digits of a row-major index as those of elements of so many times the width; None where neighbours that
-    become one do not lie side by side."""
-    made = []
+def _of_width(digits: Sequence[Piece], bits: int, wanted: int) -> tuple[Piece, ...] | None:
+    """Digits of a row-major index of elements of ``bits`` as those of elements of ``wanted``; None where
+    neighbours that become one do not lie side by side."""
+    if wanted < bits:
+        times = bits // wanted
+        wide = (replace(p, unit=p.unit * times, stride=p.stride * times) for p in digits)
+        return (Piece(0, 1, times, "offset", 1), *wide)
+    times, made = wanted // bits, []
     for p in digits:
         if p.unit == 1 and p.stride == 1 and p.extent % times == 0:
             made.append(replace(p, extent=p.extent // times))
@@ -75,14 +76,6 @@ def _of_fewer(digits: Sequence[Piece], times: int) -> tuple[Piece, ...] | None:
     return tuple(made)
 
 
-def _of_more(digits: Sequence[Piece], times: int) -> tuple[Piece, ...]:
-    """The same of elements of which so many have the width of one."""
-    return (
-        Piece(0, 1, times, "offset", 1),
-        *(replace(p, unit=p.unit * times, stride=p.stride * times) for p in digits),
-    )
-
-
 def carries(layout: Shared, held: Any, over: Mapping[Any, Sequence[Any]]) -> bool:
     """Whether every view of a tile that has this layout has one that leads to the same bytes. ``over``: the
     views of each tile, and of each view."""
@@ -91,13 +84,6 @@ def carries(layout: Shared, held: Any, over: Mapping[Any, Sequence[Any]]) -> boo
         if made is None or not carries(made, view, over):
             return False
     return True
-
-
-def views_of(body: Any) -> dict[Any, list[Any]]:
-    """The views that a statement declares of each buffer, and of each view."""
-    over: dict[Any, list[Any]] = {}
-    structural_walk(body, (tirx.DeclBuffer, lambda s: over.setdefault(s.data.args[0], []).append(s.buffer)))
-    return over
 
 
 def _other_axes(

@@ -33,6 +33,8 @@ def copies_together(program: TileProgram) -> TileProgram:
 
     def arranged(s: Any) -> Any:
         stmts = flat(s)
+        if sum(map(_brings, stmts)) < 2:
+            return s
         made = _together(stmts, bases)
         return s if all(a is b for a, b in zip(made, stmts, strict=True)) else sequence(made)
 

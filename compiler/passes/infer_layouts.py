@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilescale.compiler.ir.buffers import views_of
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
@@ -13,7 +14,7 @@ from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
-from tilescale.compiler.layout.viewed import carries, views_of
+from tilescale.compiler.layout.viewed import carries
 from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError

@@ -29,7 +29,7 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes import commuting, filled
 from tilescale.compiler.passes.products import flat, touched
-from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.passes.roles import calls, root_in
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileError, TileValueError
 
@@ -135,12 +135,13 @@ class _Reordering:
     def _apart(self, stmts: list[Any]) -> tuple[list[Any], list[Any]]:
         """What only names things, which is computed in front of the others, and the statements that have a
         place in the schedule."""
-        written = {self._root(b) for s in stmts for b in touched(s)[1]}
+        written = {root_in(self.bases, b) for s in stmts for b in touched(s)[1]}
         lead: list[Any] = []
         rest: list[Any] = []
         for s in stmts:
             loads: list[Any] = []
-            structural_walk(s, (ir.TensorLoad, lambda e, loads=loads: loads.append(self._root(e.source))))
+            structural_walk(s, (ir.TensorLoad, lambda e, loads=loads: loads.append(e.source)))
+            loads = [root_in(self.bases, b) for b in loads]
             late = {x.var for x in rest if isinstance(x, tirx.Bind)}
             names = (
                 isinstance(s, (tirx.Bind, tirx.DeclBuffer))
@@ -206,7 +207,7 @@ class _Reordering:
         on one another runs in the order of the text all the same: within a round of the loop, and of two
         rounds in a row (then also of rounds further apart). Tiles that a ring holds several times are in
         nobody's way."""
-        held = {self._root(filled.filled_tile(u.stmts[0])) for u in units if u.ahead}
+        held = {root_in(self.bases, filled.filled_tile(u.stmts[0])) for u in units if u.ahead}
         facts = [commuting.facts(u.stmts, self.bases).without(held) for u in units]
         for k, first in enumerate(units):
             for j, second in enumerate(units):
@@ -239,11 +240,6 @@ class _Reordering:
                     "nowhere else",
                     hint=f"the latest stage for it, or a tile of its own in place of {buffer.name}",
                 )
-
-    def _root(self, buffer: Any) -> Any:
-        while buffer in self.bases:
-            buffer = self.bases[buffer]
-        return buffer
 
 
 def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.advice import reason
+from tilescale.compiler.ir.buffers import views_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.program import TileProgram
@@ -15,7 +16,7 @@ from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
-from tilescale.compiler.layout.viewed import carries, views_of
+from tilescale.compiler.layout.viewed import carries
 from tilescale.compiler.ops.wgmma import FREE, wgmma
 from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.passes.products import has_producer

@@ -26,10 +26,9 @@ from tilescale import nn as tsnn
 
 BF = torch.bfloat16
 #: how far a layer may be off, as a share of what the unsharded one is in bfloat16: the root of the mean square of
-#: errors, and the greatest. Parts of sums are rounded where they cross ranks, which makes √3 of what is rounded once
-#: in the unsharded layer (a bias' gradient). A part may be of the next power of two, and is then rounded twice as
-#: far as the sum: the greatest error, one of many, may be further off than the mean.
-MEAN, GREATEST = 2.0, 3.0
+#: errors, and the greatest. Parts of sums are rounded where they cross ranks, once more than an unsharded layer's:
+#: √3 of what is rounded once there (a bias' gradient).
+MEAN, GREATEST = 2.0, 2.0
 #: what an error may be whatever the unsharded one's is, as a share of the mean and of the greatest number
 LEAST = (2.0**-9, 3 * 2.0**-9)
 #: what of an error is the order of sums: between two ways to compute one step in bfloat16
