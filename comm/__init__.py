@@ -42,6 +42,7 @@ __all__ = [
     "packets",
     "peer",
     "rank",
+    "sharing",
     "signals",
     "team",
     "world",
@@ -208,6 +209,13 @@ def world_size() -> int:
 def local_rank() -> int:
     """This process's number among the ranks on this machine."""
     return world().local_rank
+
+
+def sharing() -> int:
+    """How many ranks share one of the job's GPUs, at most; 1 on processors, and before ``init``."""
+    if sim.here() is not None or _process is None or _pid != os.getpid():
+        return 1
+    return getattr(_process, "sharing", 1)
 
 
 # ---- memory

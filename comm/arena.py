@@ -41,6 +41,8 @@ class Arena:
     _mapped = 0
     #: whether ranks may go on without one that has died
     recovers = True
+    #: how many ranks share a GPU: of all GPUs the most, so that all ranks choose alike
+    sharing = 1
     #: the GPU of this process, once it has one: what it has there stays
     _own: ClassVar[int | None] = None
 
@@ -99,11 +101,13 @@ class Arena:
         torch.cuda.set_device(device)
         torch.cuda.current_stream(device)  # makes the context
         name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()
-        if (sharing := self.gathered(name).count(name)) > 1:
+        names = self.gathered(name)
+        self.sharing = max(map(names.count, names))
+        if self.sharing > 1:
             log.say(
                 "info",
-                f"{sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: milliseconds "
-                "a launch",
+                f"{self.sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: "
+                "milliseconds a launch; operations of several ranks keep as large a part of its multiprocessors each",
                 once=True,
             )
         return device

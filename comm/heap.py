@@ -60,6 +60,11 @@ class Heap:
         """This rank among the ranks."""
         return self.memory.world
 
+    @property
+    def sharing(self) -> int:
+        """How many ranks share a GPU, at most."""
+        return getattr(self.memory, "sharing", 1)
+
     def fresh(self, dtype: str) -> None:
         """New memory is left as it is."""
 

@@ -120,6 +120,26 @@ def test_operations_leave_multiprocessors_to_others(monkeypatch: pytest.MonkeyPa
     assert (flat.multiprocessors(cpu, None), flat.multiprocessors(cpu, 4), host.units(cpu)) == (116, 4, 116)
 
 
+def test_ranks_that_share_a_gpu_have_a_part_of_it_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(comm, "sharing", lambda: 2)
+    assert host.units(torch.device("cpu")) == 66
+    monkeypatch.setenv("TILESCALE_SPARE", "16")
+    assert host.units(torch.device("cpu")) == 50
+
+
+def rounded_once() -> float:
+    """Of a small product taken apart, how far it is off, as a share of what one rounding may be."""
+    comm.init()
+    parts = [gemm_scatter.draw(50, 72, 96, rank=r, world=2) for r in range(2)]
+    got = tilescale.ops.matmul_reduce_scatter(**parts[comm.rank()])
+    want = sum(a["x"].double() @ a["w"].double() for a in parts).chunk(2)[comm.rank()]
+    return float(((got.double() - want).abs() / (want.abs() * 2.0**-8 + 1e-4)).max())
+
+
+def test_small_parts_of_a_sum_are_not_rounded_on_their_way():
+    assert max(run_ranks(2, rounded_once)) <= 1
+
+
 def growing() -> list[bool]:
     """Calls that outgrow the workspace, go back to small ones and give it back; symmetric results."""
     comm.init()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from tilescale import advice, env, log
+from tilescale import advice, comm, env, log
 from tilescale.devices import resolve_target
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.jit import compile
@@ -97,8 +97,9 @@ def multiprocessors(device: torch.device) -> int:
 
 def units(device: torch.device) -> int:
     """How many multiprocessors of a device kernels of several ranks may keep: those that TILESCALE_SPARE does
-    not leave to others."""
-    return max(1, multiprocessors(device) - env.SPARE.get())
+    not leave to others. Ranks that share a GPU (`comm.sharing`) have a part each: where NVIDIA's MPS runs
+    them side by side, blocks of one rank that wait for another one's must leave it room."""
+    return max(1, multiprocessors(device) // comm.sharing() - env.SPARE.get())
 
 
 @functools.cache

@@ -330,11 +330,11 @@ def depth(K: int, align: int) -> dict[str, Any]:
     return {"K": K if align == 0 else None, "align": max(1, align)}
 
 
-def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A rank's part, rounded to x's dtype."""
+def product(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A rank's part, rounded to ``dtype``, x's without."""
     if x.shape[1] == 0:
-        return x.new_zeros(x.shape[0], w.shape[1])
-    made: torch.Tensor = gemm.matmul(x, w)
+        return x.new_zeros(x.shape[0], w.shape[1], dtype=dtype)
+    made: torch.Tensor = gemm.matmul(x, w, out_dtype=dtype)
     return made
 
 
