@@ -299,10 +299,15 @@ class _Walk:
         if name in ("barrier", "sync_threads"):
             self.pending = self._behind(False)
             return s
+        if name == "sync" and str(s.value.attrs["scope"]) == ex.name:
+            self.pending = self._behind(bool(s.value.attrs["proxy"]))
+            return s
         if name == "ring_wait" and (ring := int(s.value.attrs["ring"])) in self.ahead:
             # Each thread waited for its own copies of the round: now all see all of them; and all have read
-            # the stage of the round before, which the next copies overwrite.
-            where = f"ring {ring}: this round's stage has arrived, the one before has been read"
+            # the stage of the round before, which the next copies overwrite, where none has done so.
+            where = f"ring {ring}: this round's stage has arrived"
+            if not self.program.schedule.rings[ring].early:
+                where += ", the one before has been read"
             put = ring in self.put
             self.pending = self._behind(put)
             return sequence([s, fence(ex.name, where, s.span, put)])

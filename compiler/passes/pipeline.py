@@ -30,6 +30,7 @@ from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.hoist_store_waits import hoist_store_waits
 from tilescale.compiler.passes.infer_layouts import infer_layouts
 from tilescale.compiler.passes.insert_barriers import insert_barriers
+from tilescale.compiler.passes.issue_early import issue_early
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.merged_views import merged_views
@@ -158,6 +159,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("allocate_shared", allocate_shared, spec.SCHEDULED),
     # Who writes what is known now, and the fences follow from who stores it.
     Pass("stores_by_warpgroup", stores_by_warpgroup, spec.SCHEDULED, optional=True),
+    # How many stages a ring has is known, and who reads them.
+    Pass("issue_early", issue_early, spec.SCHEDULED, optional=True),
     # Fences last: they order what all the others made.
     Pass("insert_barriers", insert_barriers, spec.SCHEDULED),
     # Behind them: whoever gives a stage back may have made a fence already.

@@ -94,6 +94,8 @@ class Ring:
     shared: str = ""
     #: how many T.Scale below the block stand around it: each executor there has a ring like this one
     below: int = 0
+    #: a round's copies are issued in front of the wait for those of the round before (issue_early.py)
+    early: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import tilescale
 import tilescale.language as T
 from tests.bench.record import record
 from tilescale import comm
-from tilescale.ops import RANK_MODULES, load_ranks
+from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import as_tuple, copied, worst
 from tilescale.ops.ranks.case import Case, RankOp
 
@@ -58,7 +58,8 @@ def ways(op: RankOp, case: Case) -> dict[str, dict[str, Any]]:
         return {f"scales by {case.shape['scales']}": {}}
     if "BM" in case.shape:
         return {"fused, pulls" if case.shape.get("pull") else "fused, small tiles": {}}
-    found = op.ways(world=comm.world_size(), **case.shape)
+    units = host.units(comm.signals(1).device)
+    found = op.ways(world=comm.world_size(), units=units, **case.shape)
     return {way: more for way, more in found.items() if way != "library"}
 
 

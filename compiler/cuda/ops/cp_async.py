@@ -214,7 +214,7 @@ def token(cx: CudaLowering, made: Any) -> Any:
         return sequence([])
     if kind == "commit":
         return call("cp_async_commit", span=made.span)
-    everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - 2
+    everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - (1 if ring.early else 2)
     if not later:
         return everything
     # towards the loop's end fewer rounds than `later` were committed behind this one: then all of them are

@@ -220,9 +220,10 @@ FAULTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_found(fault: str):
-    shape, options = (32, 32, 192), {"BM": 32, "BN": 32, "BK": 32, "stages": 3, "threads": 64}
+def test_faults_are_found(fault: str, stages: int):
+    shape, options = (32, 32, 192), {"BM": 32, "BN": 32, "BK": 32, "stages": stages, "threads": 64}
     made, program = lowered(gemm(*shape, **options))
     args = arguments(*shape, {})
     emulator.run(made, program, args)

@@ -146,7 +146,7 @@ KERNELS = {
             "B": data((96, 64), "float16"),
             "C": empty((64, 64), "float32"),
         },
-        1,
+        2,
     ),
     "across_warps": (across_warps, lambda: {"A": data((4, 512), "float32"), "B": empty((4,), "float32")}, 2),
     "through_memory": (through_memory, lambda: {n: data((128,), "float32") for n in "ABC"}, 2),

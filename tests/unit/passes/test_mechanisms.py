@@ -72,6 +72,13 @@ def float8_product() -> Case:
     return made, args | {name: np.ones(1, "float32") for name in ("SA", "SB")}
 
 
+def narrow_rows() -> Case:
+    """Rows of which TMA takes none, and a last round without one behind it."""
+    kernel = gemm(33, 36, 100, BM=32, BN=32, BK=32, stages=2, threads=64, dtype="float16")
+    args = {"A": data((33, 100), "float16", 1), "B": data((100, 36), "float16", 2)}
+    return kernel, args | {"C": empty((33, 36), "float16")}
+
+
 @T.prim_func
 def halves(A: T.Tensor((32, 64), "bfloat16"), B: T.Tensor((32, 64), "bfloat16")):
     with T.Kernel(1, threads=64):
@@ -89,6 +96,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "overlap_products": attention,
     "ping_pong": float8_product,
     "split_rounds": packed_attention,
+    "issue_early": narrow_rows,
     "tma_stores": product,
     "hoist_store_waits": gradients,
     "defer_cross_lane_sums": attention,
