@@ -83,7 +83,9 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         return _from_mixed_digits(nest, access, fragment)
     for axis, e in enumerate(access.indices):
         own = [p for p in fragment.pieces if p.axis == axis]
-        found = plain_index(e, nest.vars)
+        found, whole = plain_index(e, nest.vars), fragment.shape[axis]
+        if found is None and (below := _below_a_step(nest, access, axis, own)) is not None:
+            found, whole, own = below
         if found is None or found[0] < 0:
             if any(p.to == "thread" for p in own):
                 if found is None or not 0 <= found[1] < fragment.shape[axis]:
@@ -93,9 +95,9 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
                 pieces += [replace(p, axis=len(shape) - 1) for p in own]
             continue
         k, shift = found
-        if shape[k] or shift < 0 or nest.extents[k] + shift > fragment.shape[axis]:
+        if shape[k] or shift < 0 or nest.extents[k] + shift > whole:
             return None
-        shape[k], shifts[k], own = _part(own, shift, nest.extents[k], fragment.shape[axis])
+        shape[k], shifts[k], own = _part(own, shift, nest.extents[k], whole)
         pieces += [replace(p, axis=k) for p in own]
     pieces = list(packed(pieces))
     slot = prod(p.extent for p in pieces if p.to == "slot")
@@ -116,6 +118,26 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
     return Loop(vars_, (*nest.extents, *(1 for _ in fixed)), made, (*shifts, *fixed)) if made.covers else None
+
+
+def _below_a_step(
+    nest: Nest, access: Element, axis: int, own: list[Piece]
+) -> tuple[tuple[int, int], int, list[Piece]] | None:
+    """Of an index that steps along an axis with another loop's variable, and is a variable of the nest below
+    a step (``x[i, step * 4 + j]``): that variable, the step's width and the axis' digits below it. None where
+    it is none, or where what it steps over does not lie in slots."""
+    found = _walk(nest, access, axis)
+    plain = None if found is None else plain_index(found.own, nest.vars)
+    if found is None or plain is None or plain[0] < 0:
+        return None
+    low = []
+    for p in own:
+        extent = 1 if p.unit >= found.grain else min(p.extent, found.grain // p.unit)
+        if p.to == "thread" and extent < p.extent or (p.unit < found.grain and found.grain % p.unit):
+            return None
+        if extent > 1:
+            low.append(replace(p, extent=extent))
+    return plain, found.grain, low
 
 
 def _mixed(e: Any, variables: Sequence[Any]) -> bool:

@@ -24,7 +24,7 @@ from tilescale.compiler.layout.instructions import mma_a
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, mma_fragments, operands_of, swizzled
 from tilescale.compiler.layout.spread import ceil_div
-from tilescale.compiler.layout.tensor_cores import HALVES, cut, has_mma, kind_of
+from tilescale.compiler.layout.tensor_cores import cut, has_mma, kind_of
 from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
@@ -47,8 +47,8 @@ def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
 
 
 def held_left(call: Any, cx: StageContext) -> bool:
-    """Whether tensor cores can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole
-    instructions, that no product writes (accumulators have another order of slots)."""
+    """Whether tensor cores can take A from where it lies: a whole fragment, as deep as whole instructions,
+    that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
     if call.attrs["trans_a"]:
         return False
@@ -57,10 +57,10 @@ def held_left(call: Any, cx: StageContext) -> bool:
     return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
-def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
+def operand_fragment(m: int, k: int, bits: int, warps: int, wm: int, wn: int) -> Fragment:
     """A from registers: every warp of a row of warps has the whole depth of its rows."""
-    own = mma_a(16).repeated(1, k // 16).repeated(0, m // (16 * wm)).repeated(0, wm, "thread")
-    return own.copied(wn).copied(warps // (wm * wn))
+    own = mma_a(bits).repeated(1, k // tensor_cores.depth(bits)).repeated(0, m // (16 * wm))
+    return own.repeated(0, wm, "thread").copied(wn).copied(warps // (wm * wn))
 
 
 def shared_layouts(call: Any) -> dict[Any, Shared]:
@@ -95,7 +95,7 @@ def _mma(
         binds.append(tirx.Bind(var, begin))
     held = isinstance(a, Registers)
     steps = ceil_div(k, depth)
-    apart = 2 if not held and down * across <= FEW and steps >= LONG and steps % 2 == 0 else 1
+    apart = 2 if down * across <= FEW and steps >= LONG and steps % 2 == 0 else 1
     step = tirx.Var("k", "int32")
     cx.bind_range(step, steps // apart)
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
@@ -117,7 +117,7 @@ def _mma(
             ]
         load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
         i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-        left = (i * steps + at) * 8 if held else i * (4 * each)
+        left = (i * steps + at if held else i) * (4 * each)
         operands = (into, i * (4 * across) + j * 4), (a_regs, left), (b_regs, j * (2 * each))
         addresses = [tirx.address_of(tirx.BufferLoad(buf, [place])) for buf, place in operands]
         product = tirx.Evaluate(tirx.call_extern("void", name, *addresses), call.span)
@@ -264,8 +264,7 @@ def _by_matrices(
 class Gemm(shared.Gemm["CudaLowering"]):
     def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         warps = by_tensor_cores(call, cx.executor.threads, cx.program.target)
-        held = warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx)
-        return shared.stage(call, cx, from_registers=held)
+        return shared.stage(call, cx, from_registers=warps and held_left(call, cx))
 
     def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The accumulator's fragments, best first."""
@@ -279,8 +278,9 @@ class Gemm(shared.Gemm["CudaLowering"]):
             what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
             demands = [Demand(c, f, what, loc)]
             if in_registers(call.args[0].source):
-                held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
-                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
+                left = call.args[0].source
+                held = operand_fragment(f.shape[0], extents(call)[2], bits_of(left), threads // WARP, wm, wn)
+                demands.append(Demand(left, held, f"{what}'s left operand", loc))
             out.append(demands)
         return out
 
