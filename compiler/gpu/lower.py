@@ -19,6 +19,7 @@ from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
 from tilescale.compiler.gpu.float8 import in_fours
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
+from tilescale.compiler.gpu.load_once import load_once
 from tilescale.compiler.gpu.logs import Logs
 from tilescale.compiler.gpu.nests import NestLowering
 from tilescale.compiler.gpu.places import Box, Global, InShared, Place, Private, Registers, widened
@@ -523,7 +524,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         body = sequence(self.whole(steps))
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = self.with_scratch(sequence([*order, *smem, *self.head, body]))
-        whole = tidied(in_fours(whole) if self.target.float8_pairs else whole)
+        whole = load_once(tidied(in_fours(whole) if self.target.float8_pairs else whole))
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):

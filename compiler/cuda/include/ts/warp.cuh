@@ -116,7 +116,8 @@ __device__ __forceinline__ void fail(int number, int64_t* record) {
   __threadfence_system();
   to[0] = 1ull << 63 | uint64_t(number < 2047 ? number : 2047) << 52 | uint64_t(threadIdx.x) << 42 | (block & ((1ull << 42) - 1));
   __threadfence_system();
-  asm volatile("trap;");
+  asm volatile("trap; exit;");
+  __builtin_unreachable();  // so that loads behind a check may be issued in front of it
 }
 
 // Four 8 × 8 matrices of 16-bit elements (PTX ISA, "ldmatrix"): lane l names row l % 8 of matrix l / 8; `to` gets four registers.
