@@ -277,6 +277,13 @@ class Lowering(Clusters, Apart, MatrixStores):
     # ------------------------------------------------------------------------------------------------
     def around(self) -> tuple[list[Any], list[Any]]:
         begins, ends = super().around()
+        if self.maps and "prefetched_maps" not in self.program.without:
+            # The first copy by a map waits for the map itself: that of a result at the end of the kernel.
+            fetched = [call("prefetch_map", var) for var, _ in self.maps]
+            self.head.insert(
+                0, tirx.IfThenElse(tirx.EQ(self.tid, tirx.IntImm("int32", 0)), sequence(fetched), None)
+            )
+            self.program.fired.append("prefetched_maps")
         return begins + (_awaits_launches() if self.dependent and not self.barriers else []), ends
 
     def own_params(self, body: Any) -> list[tuple[Any, Source]]:

@@ -740,6 +740,7 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp,
         "ts::fence_mbarrier_init": fence_init,
+        "ts::prefetch_map": _nothing,
         "ts::tma_load": tma_load,
         "ts::tma_store": storing(""),
         "ts::bulk_commit": bulk_commit,

@@ -1,6 +1,6 @@
-"""Tiles of shared memory that the kernel's author fills and adds to a tensor (T.atomic_add of a whole tile):
-TMA reads them where they lie (passes/tma_stores.py), one thread's instruction for what all threads would read
-back and add."""
+"""Tiles of shared memory that the kernel's author fills and copies to a tensor, or adds to one (T.atomic_add
+of a whole tile): TMA reads them where they lie (passes/tma_stores.py), one thread's instruction for what all
+threads would read back and store."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def given(
     parts: list[Any],
     leaves: Callable[[Any], bool],
 ) -> dict[Any, Any]:
-    """Updates by such tiles → the tile. All else that touches one are the block's threads that fill it.
-    ``leaves``: whether TMA can make an update. ``parts``: the consumer's statements. A tile that is allocated
-    inside one of them has its bytes for a part of a round alone, and TMA may read longer."""
+    """Copies and updates from such tiles → the tile. All else that touches one are the block's threads that
+    fill it. ``leaves``: whether TMA can make such a call. ``parts``: the consumer's statements. A tile that
+    is allocated inside one of them has its bytes for a part of a round alone, and TMA may read longer."""
     found: dict[Any, Any] = {}
     for s, _ in statements:
-        if name_of(s) == "atomic" and isinstance(s, tirx.Evaluate) and leaves(s.value):
-            found[s] = s.value.args[1].source
+        if name_of(s) in ("atomic", "copy") and isinstance(s, tirx.Evaluate) and leaves(s.value):
+            found[s] = s.value.args[int(name_of(s) == "atomic")].source
     tiles = set(found.values())
     structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: tiles.discard(s.data.args[0])))
     rings = program.schedule.ring_of if program.schedule is not None else {}

@@ -167,8 +167,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("elide_proxy_fences", elide_proxy_fences, spec.SCHEDULED, optional=True),
 )
 #: what the lowering does for some kernels and may be left out too: code of its own for each warpgroup, 16-bit
-#: arithmetic two at a time
-LOWERED = ("warpgroup_code", "packed_halves")
+#: arithmetic two at a time, tensor maps fetched at the kernel's beginning
+LOWERED = ("warpgroup_code", "packed_halves", "prefetched_maps")
 #: the last pass that leaves the order of arithmetic as it is, so that the simulator may compare to the bit
 SIMULATED = "stage_operands"
 

@@ -13,8 +13,8 @@ The fences between these follow from their effects (passes/insert_barriers.py), 
 with a proxy fence. The tile takes what the ring leaves of shared memory; where that is not one box wide, and
 where TMA cannot store the tensor, threads store directly.
 
-A tile of shared memory that the author fills and adds to a tensor by T.atomic_add is read by TMA where it
-lies (passes/given_tiles.py).
+A tile of shared memory that the author fills and copies to a tensor, or adds to one by T.atomic_add, is read
+by TMA where it lies (passes/given_tiles.py).
 
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
 store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way, or
@@ -78,8 +78,14 @@ def tma_stores(program: TileProgram) -> TileProgram:
             if (tile := _staging(s.value, tiles, room)) is not None:
                 staged[s] = tile
     parts = _outermost(program.func.body)
-    lie = lambda c: _fits(c, program, writers, names, is_shared_tile)  # noqa: E731
-    own = given(program, list(statements), parts, lie) if parts else {}
+
+    def lies(call: Any) -> bool:
+        if not _fits(call, program, writers, names, is_shared_tile):
+            return False
+        src, dst = _ends(call)
+        return element_dtype(src.source) == element_dtype(dst.source)
+
+    own = given(program, list(statements), parts, lies) if parts else {}
     staged |= own
     front = {s for s in _front(parts, staged) if _updates(s)}  # they release no store
     others = [s for s, ex in statements if _updates(s) and s not in staged and not _alone(s, ex)]
@@ -101,9 +107,7 @@ def tma_stores(program: TileProgram) -> TileProgram:
     def put(s: Any, ex: Any) -> list[Any] | None:
         if s in refilled:
             return [await_stores(whole(refilled[s]), s.span), s]
-        if s in own:
-            return [tma_reduce(s.value, s.value.args[0], whole(own[s]))]
-        return None if s in end or s in front else _in_order(s, staged, writers)
+        return None if s in end or s in front else _in_order(s, staged, writers, own)
 
     return program.with_body(_around(rebuild(body, every, put), list(tiles.values())))
 
@@ -183,9 +187,11 @@ def staged_bytes(program: TileProgram) -> int:
     return sum(rows * cols * bits // 8 for rows, cols, bits in tiles)
 
 
-def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> list[Any] | None:
+def _in_order(
+    s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]], own: dict[Any, Any]
+) -> list[Any] | None:
     """What a statement becomes: parts that TMA stores, or itself behind the stores before it; None where none
-    of them matter to it."""
+    of them matter to it. ``own``: those of ``staged`` whose tile the author fills."""
     if s in staged:
         to = _ends(s.value)[1]
         others = [x for x in writers[to.source] if not x.same_as(s) and x in staged]
@@ -193,7 +199,7 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
         free = name_of(s) == "atomic" or all(_apart(to, _ends(x.value)[1]) for x in others)
         return [
             *([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]),
-            *_parts(s.value, staged[s]),
+            *([_leaving(s.value, to, whole(own[s]))] if s in own else _parts(s.value, staged[s])),
         ]
     if _tells_others(s):
         tiles = [await_stores(whole(tile), s.span, complete=True) for tile in dict.fromkeys(staged.values())]
@@ -383,8 +389,12 @@ def _parts(call: Any, tile: Any) -> Iterator[Any]:
         extents = [wide if j == axis else r.extent for j, r in enumerate(dst.region)]
         yield await_stores(staged, call.span)
         yield copy_statement(_region(src.source, [0, k * wide], [rows, wide]), staged, call)
-        to = _region(dst.source, into, extents)
-        yield tma_reduce(call, to, staged) if call.op.name == "ts.atomic" else tma_store(call, staged, to)
+        yield _leaving(call, _region(dst.source, into, extents), staged)
+
+
+def _leaving(call: Any, to: Any, tile: Any) -> Any:
+    """TMA's part in a copy or an update."""
+    return tma_reduce(call, to, tile) if call.op.name == "ts.atomic" else tma_store(call, tile, to)
 
 
 def _around(body: Any, tiles: list[Any]) -> Any:

@@ -5,6 +5,12 @@ extern "C" __global__ void __launch_bounds__(160, 3) main_kernel(
     const __grid_constant__ ts::TensorMap O_map) {
   const int tid = threadIdx.x;
   extern __shared__ __align__(1024) uint8_t smem[];  // 49232 bytes
+  if (tid == 0) {
+    ts::prefetch_map(Q_map);
+    ts::prefetch_map(K_map);
+    ts::prefetch_map(V_map);
+    ts::prefetch_map(O_map);
+  }
   half* const q = (half*)(smem + 32768);
   half* const k = (half*)smem;
   half* const v = (half*)(smem + 16384);

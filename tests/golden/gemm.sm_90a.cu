@@ -7,6 +7,11 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
   const int bx = blockIdx.x;
   const int by = blockIdx.y;
   extern __shared__ __align__(1024) uint8_t smem[];  // 32816 bytes
+  if (tid == 0) {
+    ts::prefetch_map(A_map);
+    ts::prefetch_map(B_map);
+    ts::prefetch_map(C_map);
+  }
   half* const A_s = (half*)(smem + 20480);
   half* const B_s = (half*)smem;
   uint64_t* const full0 = (uint64_t*)(smem + 32768);

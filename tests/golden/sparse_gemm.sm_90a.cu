@@ -7,6 +7,12 @@ extern "C" __global__ void __launch_bounds__(160, 2) sparse_gemm(
   const int bx = blockIdx.x;
   const int by = blockIdx.y;
   extern __shared__ __align__(1024) uint8_t smem[];  // 86048 bytes
+  if (tid == 0) {
+    ts::prefetch_map(A_map);
+    ts::prefetch_map(E_map);
+    ts::prefetch_map(B_map);
+    ts::prefetch_map(C_map);
+  }
   half* const a = (half*)smem;
   int16_t* const e = (int16_t*)(smem + 81920);
   half* const b = (half*)(smem + 32768);

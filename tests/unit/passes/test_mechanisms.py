@@ -103,6 +103,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "stores_by_warpgroup": product,
     "elide_proxy_fences": gradients,
     "warpgroup_code": gradients,
+    "prefetched_maps": product,
     "packed_halves": lambda: (halves, {"A": data((32, 64), "bfloat16"), "B": empty((32, 64), "bfloat16")}),
 }
 

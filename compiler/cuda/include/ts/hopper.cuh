@@ -66,6 +66,8 @@ __device__ __forceinline__ void mbarrier_arrive_blocks(uint64_t* barrier, int bl
                "r"(block), "r"(threadIdx.x % 32 < blocks ? when : 0)
                : "memory");
 }
+// PTX ISA, "prefetch.tensormap": the copies that name the map later find it in the cache.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map)); }
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x) {
   asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3}], [%2];" ::"r"(
