@@ -19,8 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from tilescale import agree
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.nn import groups
 from tilescale.nn.attention import ParallelAttention
 from tilescale.nn.experts import ExpertParallelMoE
 from tilescale.nn.linear import ColumnParallelLinear
@@ -188,10 +191,11 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
         what was swapped: print it.
 
     Raises:
-        TileTypeError: a module that is none of these.
+        TileTypeError: a module that is none of these, or has more than these: adapters, hooks,
+            parametrizations.
         TileValueError: heads, widths or experts that are no multiple of the ranks, key heads that are no
             divisor of them either, an activation that there is not, dropout or a window in attention, noise
-            or a loss of a router.
+            or a loss of a router; parameters that are others on other ranks.
     """
     body = getattr(model, "model", model)
     blocks, config = getattr(body, "layers", None), getattr(model, "config", None)
@@ -202,6 +206,7 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
             expected="a Hugging Face-style Llama or Mixtral: layers, norm, rotary_emb, config",
         )
     _checked(blocks, body.norm, config)
+    _alike(model, group)
     whole, swaps = Whole(), Swaps()
     prefix = "model." if body is not model else ""
     for at, block in enumerate(blocks):
@@ -291,6 +296,10 @@ def _asks_for_outputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 #: words by which a forward gives more than its result
 OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 
+#: of the library transformers: whose attention, gated layers and norms are computed as here. Others have the
+#: same names and turn positions in pairs, or not in each block, or subtract one attention from another
+FAMILIES = ("csm", "granite", "llama", "mistral", "mixtral", "qwen2")
+
 #: of a block: module's name → the modules with parameters that it has, as one or the other
 _KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
     "self_attn": (("k_proj", "o_proj", "q_proj", "v_proj"),),
@@ -314,22 +323,92 @@ def _checked(blocks: nn.ModuleList, norm: nn.Module, config: Any) -> None:
             found: Any = children.pop(name, nn.Module())
             inner = (k for k, m in found.named_children() if next(m.parameters(), None) is not None)
             has = tuple(sorted(inner))
+            what = f"{type(block).__name__}.{name}"
             if has not in kinds or (not has and not hasattr(found, "variance_epsilon")):
                 raise TileTypeError(
-                    f"{type(block).__name__}.{name} is {type(found).__name__} of {has}",
+                    f"{what} is {type(found).__name__} of {has}",
                     expected=" or ".join(map(str, kinds)) if kinds[0] else "an RMSNorm",
                 )
+            _as_here(found, what, has)
         if children:
             what = f"{type(block).__name__} has {sorted(children)}"
             raise TileTypeError(what, expected=f"{sorted(_KNOWN)} alone")
     if not hasattr(norm, "variance_epsilon"):
         raise TileTypeError(f"norm is {type(norm).__name__}", expected="an RMSNorm")
+    _as_here(norm, "norm", ())
     for word in ("attention_dropout", "sliding_window", "router_jitter_noise", *OUTPUTS):
         if getattr(config, word, None):
             raise TileValueError(f"{word}={getattr(config, word)}", expected="none: there is none here")
     if getattr(config, "_attn_implementation", None) == "eager":
         raise TileValueError(
             'attn_implementation="eager"', expected='"sdpa": with eager attention every forward has a mask'
+        )
+
+
+def _as_here(module: nn.Module, what: str, has: tuple[str, ...]) -> None:
+    """Refuses a module with the right names that is more than these, or computes something else with them.
+    Its parts ``has`` parameters.
+
+    Raises:
+        TileTypeError: it does.
+    """
+    own = next(c for c in type(module).__mro__ if "forward" in vars(c))
+    if own.__module__.startswith("transformers.models.") and own.__module__.split(".")[2] not in FAMILIES:
+        raise TileTypeError(
+            f"{what} is {own.__name__}", expected=f"of the library transformers one of {', '.join(FAMILIES)}"
+        )
+    linears = has if "experts" not in has else ()
+    known = {f"{name}.{kind}" for name in linears for kind in ("weight", "bias")}
+    known |= {"gate.weight", "experts.gate_up_proj", "experts.down_proj"} if "experts" in has else set()
+    params = dict(module.named_parameters())
+    if more := sorted(params.keys() - (known or {"weight"})):
+        raise TileTypeError(
+            f"{what} has parameters {more}", expected=f"{sorted(known) or 'a weight'}",
+            hint="adapters and parametrizations behind parallelize, around its layers",
+        )  # fmt: skip
+    for name in linears:
+        if type(module.get_submodule(name)).forward is not nn.Linear.forward:
+            kind = type(module.get_submodule(name)).__name__
+            raise TileTypeError(f"{what}.{name} is {kind}", expected="a torch.nn.Linear")
+    for together in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")):
+        biases = {f"{name}.bias" in params for name in together if name in linears}
+        if len(biases) > 1:
+            raise TileTypeError(f"{what}: a bias of some of {together}", expected="of all or of none")
+    for part in module.modules():
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        if "forward" in vars(part) or any(getattr(part, kind) for kind in hooks):
+            raise TileTypeError(
+                f"{what}: {type(part).__name__} has hooks, or a forward of its own",
+                expected="none: another module takes its place",
+                hint="register_forward_hook and the like behind parallelize",
+            )
+    for name, param in params.items():
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise TileTypeError(
+                f"{what}.{name} has hooks", expected="none: another parameter takes its place",
+                hint="register_hook behind parallelize",
+            )  # fmt: skip
+
+
+def _alike(model: nn.Module, group: Any) -> None:
+    """Refuses parameters that are others on other ranks, as different seeds make them: each rank would keep
+    its part of a model of its own. Collective.
+
+    Raises:
+        TileValueError: some are.
+    """
+    params = dict(model.named_parameters())
+    if any(p.is_meta or isinstance(p, FakeTensor) or hasattr(p, "placements") for p in params.values()):
+        return
+    with torch.no_grad():
+        sums = [float(p.sum(dtype=torch.float64)) for p in params.values()]
+    found = zip(*agree.table(sums, groups.team(groups.name_of(group))), strict=True)
+    wrong = [name for name, of in zip(params, found, strict=True) if len(set(map(repr, of))) > 1]
+    if wrong:
+        raise TileValueError(
+            f"parameters that are others on other ranks: {', '.join(wrong[:3])}, {len(wrong)} in all",
+            expected="the same model on all ranks of the group",
+            hint="torch.manual_seed(seed), the same on all of them, before the model is made",
         )
 
 

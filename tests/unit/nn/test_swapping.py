@@ -1,0 +1,130 @@
+"""What `parallelize` refuses before it swaps anything: models that are nearly a Llama, and others on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tilescale import comm
+from tilescale import nn as tsnn
+from tilescale.errors import TileError
+
+pytest.importorskip("transformers.models.llama.modeling_llama")
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def of(kind: str) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+class Doubled(nn.Linear):
+    """A linear layer, and more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Adapted(nn.Module):
+    """An adapter around a linear layer, as libraries make them."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base_layer, self.low = base, nn.Linear(base.in_features, base.out_features, False)
+        self.weight, self.bias = base.weight, base.bias
+
+
+def hooked(block: Any) -> None:
+    block.self_attn.register_forward_hook(lambda *_: None)
+
+
+def hooked_inside(block: Any) -> None:
+    block.mlp.down_proj.register_full_backward_hook(lambda *_: None)
+
+
+def hooked_parameter(block: Any) -> None:
+    block.input_layernorm.weight.register_hook(lambda grad: grad)
+
+
+def replaced_forward(block: Any) -> None:
+    block.mlp.forward = lambda x: x
+
+
+def doubled(block: Any) -> None:
+    block.self_attn.q_proj.__class__ = Doubled
+
+
+def adapted(block: Any) -> None:
+    block.self_attn.v_proj = Adapted(block.self_attn.v_proj)
+
+
+def parametrized(block: Any) -> None:
+    nn.utils.parametrizations.weight_norm(block.mlp.up_proj)
+
+
+def one_bias(block: Any) -> None:
+    block.self_attn.k_proj.bias = nn.Parameter(torch.zeros(8))
+
+
+ODD: dict[str, Callable[[Any], None]] = {
+    "self_attn: LlamaAttention has hooks": hooked,
+    "mlp: Linear has hooks": hooked_inside,
+    "input_layernorm.weight has hooks": hooked_parameter,
+    "mlp: LlamaMLP has hooks, or a forward of its own": replaced_forward,
+    "q_proj is Doubled": doubled,
+    "self_attn has parameters ['v_proj.low.weight']": adapted,
+    "mlp has parameters ['up_proj.parametrizations.": parametrized,
+    "self_attn: a bias of some of ('q_proj',": one_bias,
+}
+
+#: they have a Llama's names: attention by differences, positions in pairs, twice, none in some blocks
+OTHERS = ("DiffLlama", "Ernie4_5", "Helium", "SmolLM3")
+
+
+def told(model: Any) -> str:
+    before = [type(m) for m in model.modules()]
+    try:
+        tsnn.parallelize(model, None)
+    except TileError as error:
+        return str(error) if before == [type(m) for m in model.modules()] else f"half swapped: {error}"
+    return "nothing"
+
+
+def nearly() -> list[str]:
+    comm.init()
+    missed = []
+    for word, change in ODD.items():
+        model = of("Llama")
+        change(model.model.layers[1])
+        if word not in (said := told(model)):
+            missed.append(f"{word}: {said}")
+    for kind in OTHERS:
+        if f"self_attn is {kind}Attention" not in (said := told(of(kind))):
+            missed.append(f"{kind}: {said}")
+    return missed
+
+
+def test_what_is_nearly_a_llama(ranks: Any):
+    assert ranks(1, target="cpu").call(nearly) == [[]]
+
+
+def seeded(by_rank: bool) -> str:
+    comm.init()
+    torch.manual_seed(comm.rank() if by_rank else 0)
+    return told(of("Qwen2"))  # a bias of queries, keys and values alone
+
+
+def test_models_that_are_others_on_other_ranks(ranks: Any):
+    for said in ranks(2, target="cpu").call(seeded, True):
+        assert "others on other ranks: model.embed_tokens.weight, " in said and "torch.manual_seed" in said
+    assert ranks(2, target="cpu").call(seeded, False) == ["nothing"] * 2
