@@ -32,6 +32,9 @@ def everything(mesh: Any) -> Errors:
     found |= frozen(mesh, MixtralForCausalLM(config))
     found |= asked_for_more(mesh, LlamaConfig(**sizes), LlamaForCausalLM)
     found |= compiled(mesh, LlamaForCausalLM(LlamaConfig(**sizes)))
+    for how in ({}, {"foreach": True}, {"fused": True}):
+        of: dict[str, Any] = sizes | {"tie_word_embeddings": bool(how)}
+        found |= stepped(mesh, LlamaForCausalLM(LlamaConfig(**of)), how)
     for kind, of in ((LlamaForCausalLM, LlamaConfig(**sizes)), (MixtralForCausalLM, config)):
         found |= {f"{kind.__name__}, {k}": e for k, e in of_other_shapes(mesh, kind(of)).items()}
     return found | swapped(mesh, "mixtral", MixtralForCausalLM(config))
@@ -95,6 +98,26 @@ def compiled(mesh: Any, plain: Any) -> Errors:
     plain(w, labels=w).loss.backward()
     torch.compile(model, backend="aot_eager", fullgraph=True)(w, labels=w).loss.backward()
     return {f"compiled {k}": e for k, e in gradients(model, plain).items()}
+
+
+def stepped(mesh: Any, plain: Any, how: dict[str, Any]) -> Errors:
+    """Optimizers and clipping, which take all parameters at once; a head that shares the embedding's weight."""
+    plain, w = numbered(plain), words(2, 7)
+    model = copy.deepcopy(plain)
+    tsnn.parallelize(model, mesh["tp"])
+    found: Errors = {}
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01, eps=0.1, **how) for m in (plain, model)]
+    for step in range(2):
+        norms = []
+        for m, optimizer in zip((plain, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(w, labels=w).loss.backward()
+            norms.append(nn.utils.clip_grad_norm_(m.parameters(), 0.1, foreach=how.get("foreach")))
+            optimizer.step()
+        found[f"norm {step}"] = off(norms[1].full_tensor(), norms[0])
+    full = tsnn.full_state_dict(model)
+    found |= {k: off(full[k], v) for k, v in plain.state_dict().items()}
+    return {f"stepped {how}: {k}": e for k, e in found.items()}
 
 
 def packed(model: Any, plain: Any) -> Errors:
@@ -175,7 +198,7 @@ def swapped(mesh: Any, name: str, plain: Any) -> Errors:
     plain = numbered(plain)
     model = copy.deepcopy(plain)
     swaps = tsnn.parallelize(model, mesh["tp"])
-    found: Errors = {"swaps": float(len(swaps) != 10), "table": float(len(str(swaps).splitlines()) != 11)}
+    found: Errors = {"swaps": float(len(swaps) != 11), "table": float(len(str(swaps).splitlines()) != 12)}
     tokens = words(2, 7)
     want, got = plain(tokens, labels=tokens), model(tokens, labels=tokens)
     want.loss.backward()

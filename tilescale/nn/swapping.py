@@ -175,6 +175,38 @@ class Head(ColumnParallelLinear):
         return made
 
 
+class WholeTable(Parallel):
+    """A table of words that all ranks have whole."""
+
+    weight: nn.Parameter
+
+    def __init__(self, was: nn.Embedding, group: Any):
+        super().__init__(group)
+        self.padding_idx = was.padding_idx
+        self.place("weight", tuple(was.weight.shape), None, _like(was.weight))
+        self.set_whole("weight", was.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.embedding(tokens, self.local("weight"), self.padding_idx)
+
+
+class WholeLinear(Parallel):
+    """A linear layer that all ranks have whole, of an x that is alike on all of them."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, was: nn.Linear, group: Any):
+        super().__init__(group)
+        self.register_parameter("bias", None)
+        for name, param in was.named_parameters():
+            self.place(name, tuple(param.shape), None, _like(param))
+            self.set_whole(name, param)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.local("weight"), self.local("bias"))
+
+
 def parallelize(model: nn.Module, group: Any) -> Swaps:
     """Swaps the attention, feed-forward and norm layers of a Llama or Mixtral, and its head, for those of
     this package; collective. Parameters keep their numbers, and each rank keeps its part of them. Ranks of
@@ -184,8 +216,8 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
         model: a ``LlamaForCausalLM``, ``MixtralForCausalLM``, or their body, of the library transformers, or
             a model of the same modules. It has the same parameters on all ranks. A head that shares its
             weight with the embedding, or whose words are no multiple of the ranks, stays as it is.
-        group: a DeviceMesh of one axis, which makes parameters DTensors, or another group, see
-            `tilescale.ops.ranks.groups.team_of`.
+        group: a DeviceMesh of one axis, which makes all parameters DTensors, those that stay whole too, or
+            another group, see `tilescale.ops.ranks.groups.team_of`.
 
     Returns:
         what was swapped: print it.
@@ -229,7 +261,24 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
         for name in ("weight", "bias") if head.bias is not None else ("weight",):
             now.set_whole(name, getattr(head, name))
         _put(model, "lm_head", "lm_head", now, swaps)
+    if body.norm.mesh is not None:
+        _whole_ones(model, group, swaps)
     return swaps
+
+
+def _whole_ones(model: nn.Module, group: Any, swaps: Swaps) -> None:
+    """Tables and linear layers that stay whole get DTensors, too: what takes all parameters of a model at
+    once, as `clip_grad_norm_` and fused optimizers do, takes no others beside these. What was one parameter
+    stays one."""
+    made: dict[Tensor, nn.Parameter] = {}
+    for at, parent in list(model.named_modules()):
+        for name, was in parent.named_children():
+            if type(was) not in (nn.Embedding, nn.Linear) or isinstance(parent, Parallel):
+                continue
+            now: Any = WholeTable(was, group) if isinstance(was, nn.Embedding) else WholeLinear(was, group)
+            for own, param in was.named_parameters():
+                setattr(now, own, made.setdefault(param, getattr(now, own)))
+            _put(parent, name, f"{at}.{name}" if at else name, now, swaps)
 
 
 def _cut(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
