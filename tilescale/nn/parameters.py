@@ -128,13 +128,16 @@ class Parallel(nn.Module):
         axis = self.axes[name]
         return whole if axis is None else whole.chunk(self.ranks, axis)[self.rank]
 
-    def from_whole(self, name: str, whole: Tensor) -> Tensor:
-        """What a state dict has as this parameter, of one of all ranks together."""
-        param = getattr(self, name)
-        device = local(param).device
+    def from_whole(self, name: str, whole: Tensor, assign: bool = False) -> Tensor:
+        """What a state dict has as this parameter, of one of all ranks together. ``assign``: it becomes the
+        parameter, so it stays on its device, and other ranks' parts do not stay in memory with it."""
+        param, part = getattr(self, name), self.part_of(name, whole)
+        device = whole.device if assign else local(param).device
+        if assign and part is not whole:
+            part = part.clone(memory_format=torch.contiguous_format)
         if self.mesh is not None and len(param.placements) == 1:
-            return self._on_mesh(self.part_of(name, whole).to(device), self.axes[name])
-        given = whole if self.mesh is not None else self.part_of(name, whole)
+            return self._on_mesh(part.to(device), self.axes[name])
+        given = whole if self.mesh is not None else part
         if not _is_placed(param):
             return given
         from torch.distributed.tensor import distribute_tensor  # fully_shard has split it further
@@ -228,7 +231,8 @@ def _load(
             continue
         whole = module.whole_shape(name)
         if given.shape == whole:
-            state[prefix + name] = module.from_whole(name, given)
+            assign = bool(metadata.get("assign_to_params_buffers"))
+            state[prefix + name] = module.from_whole(name, given, assign)
         elif module.mesh is not None or given.shape != param.shape:
             told = module.share_of(name) + (", which does as well" if module.mesh is None else "")
             errors.append(_of_another_shape(prefix + name, given, whole, told))
