@@ -193,13 +193,29 @@ class ExpertParallelMoE(Parallel):
         return self.experts * (told[0] / (every * self.topk) * told[1] / every).sum()
 
     @torch.no_grad()
-    def update_bias(self) -> None:
+    def update_bias(self, across: Any = None) -> None:
         """Moves the bias of experts that had more than the mean since the last call down by ``bias_rate``,
-        that of others up; collective. Once a step."""
+        that of others up; collective. Once a step.
+
+        Args:
+            across: another group, whose ranks have other batches and the same experts, along another axis of
+                a mesh: its loads count too, so that the bias is alike on all of its ranks.
+        """
         if self.bias_rate:
             load = ops.all_reduce(self.load, group=groups.group_of(self.group_name))
+            if across is not None:
+                load = ops.all_reduce(load, group=across)
             self.bias += self.bias_rate * (load.mean() - load).sign()
             self.load.zero_()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """As any module, but bias and load stay float32: 16 bits lose a bias's steps, and counts beyond 256."""
+        kept = {name: getattr(self, name) for name in ("bias", "load")} if self.bias_rate else {}
+        super()._apply(fn, recurse)
+        for name, was in kept.items():
+            if getattr(self, name).dtype != was.dtype:
+                setattr(self, name, was.to(getattr(self, name).device))
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies go without the last forward's loss: what has a graph cannot be copied."""
