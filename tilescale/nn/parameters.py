@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from tilescale import agree
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
 from tilescale.nn.operations import straight
@@ -155,12 +157,24 @@ class Parallel(nn.Module):
     def drawn(self, name: str, fill: Callable[[Tensor], Any]) -> None:
         """Fills a parameter as the unsharded module would from the same random numbers: the whole is drawn on
         every rank, and each keeps its part. Ranks must have the same seed, which makes the parameters that
-        are alike on all of them alike, too."""
+        are alike on all of them alike, too. Collective where this one is.
+
+        Raises:
+            TileValueError: it is, and ranks drew different numbers.
+        """
         param = local(getattr(self, name))
         if param.is_meta:
             return
         whole = torch.empty(self.whole_shape(name), dtype=param.dtype, device=param.device)
         fill(whole)
+        if self.axes[name] is None and not isinstance(whole, FakeTensor):
+            found = agree.table([float(whole.sum(dtype=torch.float64))], groups.team(self.group_name))
+            if any(of != found[0] for of in found):
+                raise TileValueError(
+                    f"{type(self).__name__}.{name}: ranks drew different numbers",
+                    expected="the same seed on all ranks of the group: it is alike on all of them",
+                    hint="torch.manual_seed(seed) before layers are made, seed + rank behind them",
+                )
         self.set_whole(name, whole)
 
 
