@@ -209,7 +209,7 @@ class ExpertParallelMoE(Parallel):
             self.load.zero_()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """As any module, but bias and load stay float32: 16 bits lose a bias's steps, and counts beyond 256."""
+        """Bias and load stay float32: 16 bits lose a bias's steps, and counts beyond 256."""
         kept = {name: getattr(self, name) for name in ("bias", "load")} if self.bias_rate else {}
         super()._apply(fn, recurse)
         for name, was in kept.items():
