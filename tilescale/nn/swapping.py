@@ -141,6 +141,11 @@ class BlockMoE(ExpertParallelMoE):
         for mine, theirs in named.items():
             self.woven[mine] = Woven((theirs,), _itself, _alone)
 
+    def set_parts(self, router: Tensor, gate_up: Tensor, down: Tensor) -> None:
+        """Fills the parameters from an unsharded block's."""
+        for name, whole in (("router", router), ("gate_up_proj", gate_up), ("down_proj", down)):
+            self.set_whole(name, whole)
+
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x, self.whole.rows(x, self))
 
@@ -241,9 +246,12 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
     _alike(model, group)
     whole, swaps = Whole(), Swaps()
     prefix = "model." if body is not model else ""
-    for at, block in enumerate(blocks):
-        for name in _KNOWN:
-            _swap(block, name, f"{prefix}layers.{at}.{name}", config, group, whole, swaps)
+    places = [(b, name, f"{prefix}layers.{at}.{name}") for at, b in enumerate(blocks) for name in _KNOWN]
+    for block, name, path in places:  # what cannot be is said before anything is swapped
+        was = getattr(block, name)
+        _freeze(was, _made(was, path, config, group, meta=True), path)
+    for block, name, path in places:
+        _swap(block, name, path, config, group, whole, swaps)
     _swap(body, "norm", f"{prefix}norm", config, group, whole, swaps)
     config.use_cache = False
     body.rotary_emb.register_forward_hook(_of_each, with_kwargs=True)
@@ -466,13 +474,20 @@ def _like(weight: Tensor) -> dict[str, Any]:
 
 
 def _put(parent: nn.Module, name: str, path: str, now: nn.Module, swaps: Swaps) -> None:
-    """Puts a module in another one's place, its parameters frozen where that one's are.
+    """Puts a module in another one's place."""
+    was = getattr(parent, name)
+    now.train(was.training)
+    _freeze(was, now, path)
+    setattr(parent, name, now)
+    swaps.swaps.append(Swap(path, type(was).__name__, f"{type(now).__mro__[0].__name__}({now.extra_repr()})"))
+
+
+def _freeze(was: nn.Module, now: nn.Module, path: str) -> None:
+    """Parameters are frozen where those were that they come of.
 
     Raises:
         TileValueError: some are of those that are one parameter now.
     """
-    was = getattr(parent, name)
-    now.train(was.training)
     before, woven = dict(was.named_parameters()), getattr(now, "woven", {})
     for own, param in now.named_parameters():
         names = woven[own].names if own in woven else (own,)
@@ -482,8 +497,6 @@ def _put(parent: nn.Module, name: str, path: str, now: nn.Module, swaps: Swaps) 
                 f"{path}: some of {names} are frozen", expected="all: they are one parameter"
             )
         param.requires_grad_(trained.pop())
-    setattr(parent, name, now)
-    swaps.swaps.append(Swap(path, type(was).__name__, f"{type(now).__mro__[0].__name__}({now.extra_repr()})"))
 
 
 def _activation(module: Any, path: str) -> str:
@@ -500,12 +513,13 @@ def _activation(module: Any, path: str) -> str:
     return known[kind]
 
 
-def _swap(
-    parent: nn.Module, name: str, path: str, config: Any, group: Any, whole: Whole, swaps: Swaps
-) -> None:
-    was: Any = getattr(parent, name)
+def _made(was: Any, path: str, config: Any, group: Any, meta: bool = False) -> Any:
+    """What takes a module's place, with its numbers; on ``meta`` without, to see whether it can be made."""
     now: Any
     how: dict[str, Any] = {"group": group, **_like(next(was.parameters()))}
+    if meta:
+        how["device"] = "meta"
+    name = path.rpartition(".")[2]
     if name == "self_attn":
         heads, dim = config.num_attention_heads, was.head_dim
         kv = getattr(config, "num_key_value_heads", None) or heads
@@ -513,21 +527,29 @@ def _swap(
             config.hidden_size, heads, kv, dim, bias=was.q_proj.bias is not None, rotary=None,
             out_bias=was.o_proj.bias is not None, scale=getattr(was, "scaling", None), **how,
         )  # fmt: skip
-        now.set_parts(was.q_proj, was.k_proj, was.v_proj, was.o_proj)
+        parts = (was.q_proj, was.k_proj, was.v_proj, was.o_proj)
     elif hasattr(was, "experts"):
         experts, features, hidden = was.experts.down_proj.shape
         act = _activation(was.experts, path)
         now = BlockMoE(features, hidden, experts, config.num_experts_per_tok, activation=act, **how)
-        now.set_whole("router", was.gate.weight)
-        now.set_whole("gate_up_proj", was.experts.gate_up_proj)
-        now.set_whole("down_proj", was.experts.down_proj)
+        parts = (was.gate.weight, was.experts.gate_up_proj, was.experts.down_proj)
     elif name == "mlp":
         gate, act = was.gate_proj, _activation(was, path)
         now = BlockMLP(gate.in_features, gate.out_features, act, gate.bias is not None, **how)
-        now.set_parts(was.gate_proj, was.up_proj, was.down_proj)
+        parts = (was.gate_proj, was.up_proj, was.down_proj)
     else:
         kinds: type[RMSNorm] = LastNorm if name == "norm" else RMSNorm
         now = kinds(was.weight.shape[0], was.variance_epsilon, **how)
         now.set_whole("weight", was.weight)
+        return now
+    if not meta:
+        now.set_parts(*parts)
+    return now
+
+
+def _swap(
+    parent: nn.Module, name: str, path: str, config: Any, group: Any, whole: Whole, swaps: Swaps
+) -> None:
+    now = _made(getattr(parent, name), path, config, group)
     now.whole = whole
     _put(parent, name, path, now, swaps)

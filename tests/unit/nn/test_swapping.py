@@ -87,6 +87,18 @@ ODD: dict[str, Callable[[Any], None]] = {
     "self_attn: a bias of some of ('q_proj',": one_bias,
 }
 
+
+def half_frozen(block: Any) -> None:
+    block.mlp.gate_proj.weight.requires_grad_(False)
+
+
+def other_gate(block: Any) -> None:
+    block.mlp.act_fn = nn.Tanh()
+
+
+#: refused by what takes the module's place, when others could have been swapped
+ODD |= {"'up_proj.weight') are frozen": half_frozen, "mlp with Tanh": other_gate}
+
 #: they have a Llama's names: attention by differences, positions in pairs, twice, none in some blocks
 OTHERS = ("DiffLlama", "Ernie4_5", "Helium", "SmolLM3")
 
@@ -96,7 +108,7 @@ def told(model: Any) -> str:
     try:
         tsnn.parallelize(model, None)
     except TileError as error:
-        return str(error) if before == [type(m) for m in model.modules()] else f"half swapped: {error}"
+        return str(error) if before == [type(m) for m in model.modules()] else "half swapped"
     return "nothing"
 
 
