@@ -516,6 +516,7 @@ def _activation(module: Any, path: str) -> str:
 def _made(was: Any, path: str, config: Any, group: Any, meta: bool = False) -> Any:
     """What takes a module's place, with its numbers; on ``meta`` without, to see whether it can be made."""
     now: Any
+    parts: tuple[Any, ...]
     how: dict[str, Any] = {"group": group, **_like(next(was.parameters()))}
     if meta:
         how["device"] = "meta"
