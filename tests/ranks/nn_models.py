@@ -154,9 +154,15 @@ SHAPES = ((2, 7), (3, 4), (1, 5))
 
 
 def asked_for_more(mesh: Any, config: Any, kind: Any) -> Errors:
-    """A forward that is to give what lies between blocks, of which each rank has its rows; a model whose
-    attention makes a mask of every forward."""
+    """A forward that is to give what lies between blocks, of which each rank has its rows; a model that is
+    split already, and one whose attention makes a mask of every forward."""
+    from torch.distributed.fsdp import fully_shard
+
     model, found = kind(config), {}
+    fully_shard(model.model.layers[1], mesh=mesh["tp"])
+    told = "model.layers.1.self_attn.q_proj.weight is split over"
+    found["split"] = float(not refused_for(told, lambda: tsnn.parallelize(model, mesh["tp"])))
+    model = kind(config)
     tsnn.parallelize(model, mesh["tp"])
     for word in ("output_hidden_states", "output_attentions"):
         found[word] = float(not refused_for(word, lambda word=word: model(words(1, 4), **{word: True})))
@@ -168,7 +174,7 @@ def asked_for_more(mesh: Any, config: Any, kind: Any) -> Errors:
 def refused_for(word: str, call: Callable[[], Any]) -> bool:
     try:
         call()
-    except ValueError as e:
+    except (TypeError, ValueError) as e:
         return word in str(e)
     return False
 

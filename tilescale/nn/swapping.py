@@ -242,6 +242,7 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
             f"parallelize({type(model).__name__})",
             expected="a Hugging Face-style Llama or Mixtral: layers, norm, rotary_emb, config",
         )
+    _whole_yet(model)
     _checked(blocks, body.norm, config)
     _alike(model, group)
     whole, swaps = Whole(), Swaps()
@@ -287,6 +288,25 @@ def _whole_ones(model: nn.Module, group: Any, swaps: Swaps) -> None:
             for own, param in was.named_parameters():
                 setattr(now, own, made.setdefault(param, getattr(now, own)))
             _put(parent, name, f"{at}.{name}" if at else name, now, swaps)
+
+
+def _whole_yet(model: nn.Module) -> None:
+    """Refuses a model of which something is swapped or split already.
+
+    Raises:
+        TileTypeError: it is.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, Parallel):
+            raise TileTypeError(
+                f"{name} is {type(module).__name__} already", expected="a model that is whole, swapped once"
+            )
+    for name, param in model.named_parameters():
+        if hasattr(param, "placements"):
+            raise TileTypeError(
+                f"{name} is split over {param.device_mesh} already", expected="a model that is whole",
+                hint="parallelize first, fully_shard behind it",
+            )  # fmt: skip
 
 
 def _cut(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -455,7 +475,7 @@ def _alike(model: nn.Module, group: Any) -> None:
         TileValueError: some are.
     """
     params = dict(model.named_parameters())
-    if any(p.is_meta or isinstance(p, FakeTensor) or hasattr(p, "placements") for p in params.values()):
+    if any(p.is_meta or isinstance(p, FakeTensor) for p in params.values()):
         return
     with torch.no_grad():
         sums = [float(p.sum(dtype=torch.float64)) for p in params.values()]

@@ -126,6 +126,17 @@ def nearly() -> list[str]:
     return missed
 
 
+def again() -> str:
+    comm.init()
+    model = of("Llama")
+    tsnn.parallelize(model, None)
+    return told(model)
+
+
+def test_a_model_that_is_swapped_already(ranks: Any):
+    assert "model.layers.0.self_attn is BlockAttention already" in ranks(1, target="cpu").call(again)[0]
+
+
 def test_what_is_nearly_a_llama(ranks: Any):
     assert ranks(1, target="cpu").call(nearly) == [[]]
 
