@@ -3,6 +3,7 @@ each token's experts, tokens travel to them, through a gated layer, and back."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from typing import Any
@@ -143,7 +144,8 @@ class ExpertParallelMoE(Parallel):
         same_dtype(flat, gate_up, "ExpertParallelMoE")
         exact = self.exact
         if exact is None:
-            exact = self.chunks <= 1 and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor)
+            real = not isinstance(x, FakeTensor) and not x.is_meta
+            exact = self.chunks <= 1 and not torch.compiler.is_compiling() and real
             exact = exact and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
         try:
             weights, chosen = self.route(flat, every)
@@ -165,7 +167,7 @@ class ExpertParallelMoE(Parallel):
         tokens (m, features)."""
         kind = torch.promote_types(x.dtype, torch.float32)
         router = products.copied(self.local("router"), self.group_name)
-        with torch.autocast(x.device.type, enabled=False):
+        with contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             logits = nn.functional.linear(x.to(kind), router.to(kind))
             bias = self.bias if self.bias_rate else None
             chosen = call.moe_choice(logits, bias, self.topk, self.scores)

@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from tilescale import agree
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
-from tilescale.nn.operations import straight
+from tilescale.nn.operations import refuse_transform, straight
 from tilescale.ops.ranks.groups import number_of
 
 
@@ -109,6 +109,7 @@ class Parallel(nn.Module):
         param = getattr(self, name)
         if self.mesh is None or param is None:
             return param
+        refuse_transform(type(self).__name__)
         known = torch.is_grad_enabled() and straight(()) and param._local_tensor.is_contiguous()
         return _Part.apply(param) if known else param.to_local()
 

@@ -20,6 +20,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "heads=0": lambda: tsnn.ParallelAttention(8, 0),
     "kv_heads=0": lambda: tsnn.ParallelAttention(8, 2, 0),
     "head_dim=0": lambda: tsnn.ParallelAttention(8, 16),
+    "ColumnParallelLinear of (2, 0, 8)": lambda: tsnn.ColumnParallelLinear(8, 4)(torch.ones(2, 0, 8)),
     "features=10 of 4 heads": lambda: tsnn.ParallelAttention(10, 4),
     "scale=0.0": lambda: tsnn.ParallelAttention(8, 4, scale=0.0),
     "batch=2.0": lambda: tsnn.ParallelAttention(8, 4)(torch.ones(2, 8), 2.0),  # type: ignore[arg-type]
