@@ -94,7 +94,7 @@ class BlockAttention(ParallelAttention):
         `_unmasked`.
 
         Raises:
-            TileValueError: a mask that is more than causal, or a cache.
+            TileValueError: a mask that is more than causal, a cache, or an ``is_causal`` of its own.
         """
         starts, mask = given.get("cu_seq_lens_q"), given.get("attention_mask")
         if mask is not None and mask.numel():
@@ -106,6 +106,11 @@ class BlockAttention(ParallelAttention):
             )
         if any(given.get(k) is not None for k in ("cache", "past_key_value", "past_key_values")):
             raise TileValueError("a parallel Llama with a cache", expected="training", hint="use_cache=False")
+        if given.get("is_causal") not in (None, self.causal):
+            raise TileValueError(
+                f"is_causal={given['is_causal']} of attention with causal={self.causal}",
+                expected="what its is_causal was when the model was parallelized",
+            )
         cos, sin = given["position_embeddings"]
         self.whole.batch, self.whole.length = cos.shape[:2]
         rows, batch = self.whole.rows(hidden_states, self), self.whole.batch
@@ -242,7 +247,7 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
             f"parallelize({type(model).__name__})",
             expected="a Hugging Face-style Llama or Mixtral: layers, norm, rotary_emb, config",
         )
-    _whole_yet(model)
+    _whole_yet(model, blocks)
     _checked(blocks, body.norm, config)
     _alike(model, group)
     whole, swaps = Whole(), Swaps()
@@ -261,7 +266,7 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
     for outer in {model, body}:
         outer.register_forward_pre_hook(_asks_for_outputs, with_kwargs=True)
     head = getattr(model, "lm_head", None)
-    tied = head is not None and any(
+    tied = isinstance(head, nn.Linear) and any(
         m.weight is head.weight for m in body.modules() if isinstance(m, nn.Embedding)
     )
     if isinstance(head, nn.Linear) and not tied and head.out_features % body.norm.ranks == 0:
@@ -290,8 +295,8 @@ def _whole_ones(model: nn.Module, group: Any, swaps: Swaps) -> None:
             _put(parent, name, f"{at}.{name}" if at else name, now, swaps)
 
 
-def _whole_yet(model: nn.Module) -> None:
-    """Refuses a model of which something is swapped or split already.
+def _whole_yet(model: nn.Module, blocks: nn.ModuleList) -> None:
+    """Refuses a model of which something is swapped or split already, or one thing in several blocks.
 
     Raises:
         TileTypeError: it is.
@@ -307,6 +312,12 @@ def _whole_yet(model: nn.Module) -> None:
                 f"{name} is split over {param.device_mesh} already", expected="a model that is whole",
                 hint="parallelize first, fully_shard behind it",
             )  # fmt: skip
+    first: dict[Tensor, str] = {}
+    for name, param in blocks.named_parameters("layers", remove_duplicate=False):
+        if (other := first.setdefault(param, name)) != name:
+            raise TileTypeError(
+                f"{name} is {other}, too", expected="blocks that share nothing: each would have its own then"
+            )
 
 
 def _cut(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -327,7 +338,8 @@ def _unmasked(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if x is None or given.get("attention_mask") is not None:
         return None
     starts = given.get("cu_seq_lens_q")
-    if starts is None and given.get("position_ids") is not None:
+    causal = getattr(module.config, "is_causal", True)  # else transformers packs nothing by itself
+    if starts is None and causal and given.get("position_ids") is not None:
         starts = _starts(given["position_ids"], *x.shape[:2])
     if starts is not None:
         kwargs["cu_seq_lens_q"] = starts
@@ -427,7 +439,7 @@ def _as_here(module: nn.Module, what: str, has: tuple[str, ...]) -> None:
     Its parts ``has`` parameters.
 
     Raises:
-        TileTypeError: it does.
+        TileTypeError: it does. TileValueError: it asks for what there is not.
     """
     own = next(c for c in type(module).__mro__ if "forward" in vars(c))
     if own.__module__.startswith("transformers.models.") and own.__module__.split(".")[2] not in FAMILIES:
@@ -447,6 +459,11 @@ def _as_here(module: nn.Module, what: str, has: tuple[str, ...]) -> None:
         if type(module.get_submodule(name)).forward is not nn.Linear.forward:
             kind = type(module.get_submodule(name)).__name__
             raise TileTypeError(f"{what}.{name} is {kind}", expected="a torch.nn.Linear")
+    for word in ("attention_dropout", "sliding_window"):
+        if getattr(module, word, None):
+            raise TileValueError(
+                f"{what} has {word}={getattr(module, word)}", expected="none: there is none here"
+            )
     for together in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")):
         biases = {f"{name}.bias" in params for name in together if name in linears}
         if len(biases) > 1:
@@ -544,9 +561,15 @@ def _made(was: Any, path: str, config: Any, group: Any, meta: bool = False) -> A
     if name == "self_attn":
         heads, dim = config.num_attention_heads, was.head_dim
         kv = getattr(config, "num_key_value_heads", None) or heads
+        causal = bool(getattr(config, "is_causal", True))
+        if causal and not getattr(was, "is_causal", True):
+            raise TileValueError(
+                f"{path} has is_causal=False", expected="True, or config.is_causal=False, as masks are made"
+            )
         now = BlockAttention(
             config.hidden_size, heads, kv, dim, bias=was.q_proj.bias is not None, rotary=None,
-            out_bias=was.o_proj.bias is not None, scale=getattr(was, "scaling", None), **how,
+            out_bias=was.o_proj.bias is not None, scale=getattr(was, "scaling", None),
+            causal=causal, **how,
         )  # fmt: skip
         parts = (was.q_proj, was.k_proj, was.v_proj, was.o_proj)
     elif hasattr(was, "experts"):
