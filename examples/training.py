@@ -15,6 +15,7 @@ import common
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from tqdm import tqdm
 
 from tilescale import comm, ops
@@ -89,24 +90,33 @@ class Checkpoints:
         dist.barrier()
 
     def load(self, model: torch.nn.Module, by: torch.optim.Optimizer) -> list[float]:
-        """The latest one, on any number of ranks; the losses until then."""
+        """The latest one, on any number of ranks; the losses until then. Learning rates stay those of now."""
         found = self.latest()
         if found is None:
             return []
         for p in model.parameters():  # a step of nothing: so that the optimizer has states to load into
             p.grad = torch.zeros_like(p)
-        kept = [(g, g["lr"]) for g in by.param_groups]
+        rates = [g["lr"] for g in by.param_groups]
         for g in by.param_groups:
             g["lr"] = 0.0
         by.step()
         by.zero_grad()
-        for g, lr in kept:
-            g["lr"] = lr
         state = {"model": model.state_dict(), "optimizer": by.state_dict()}
-        dcp.load(state, checkpoint_id=found)
+        try:
+            dcp.load(state, checkpoint_id=found)
+            losses = list(json.loads((found / "losses.json").read_text()))
+        except (CheckpointException, OSError, ValueError) as error:
+            causes = getattr(error, "failures", None) or {0: (error, None)}
+            cause = str(next(iter(causes.values()))[0]).splitlines()[0]
+            raise SystemExit(
+                f"--resume: {found} cannot be read: {cause}\n  expected: a whole checkpoint of a model of "
+                f"these sizes; {found.parent / 'latest'} has its name, and may have that of an older one"
+            ) from None
         model.load_state_dict(state["model"])
         by.load_state_dict(state["optimizer"])
-        return list(json.loads((found / "losses.json").read_text()))
+        for g, lr in zip(by.param_groups, rates, strict=True):
+            g["lr"] = lr
+        return losses
 
 
 class Stopped:
@@ -132,6 +142,10 @@ def train(
 ) -> list[float]:  # fmt: skip
     """``args.steps`` steps of AdamW, and ``after`` each of them; the losses, which are alike on all ranks."""
     text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
+    if args.length > len(text) - 2:
+        raise SystemExit(
+            f"--length {args.length}: expected {len(text) - 2} at most, {TEXT.name} is no longer"
+        )
     by = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.01)
     checkpoints, first = Checkpoints(args.folder), comm.rank() == 0
     if args.resume and args.folder is None:

@@ -160,6 +160,39 @@ def test_a_rank_that_fails_ends_the_job_with_its_name(
     went_on(name, 2, folder)
 
 
+def resumed_with(mesh: Any, name: str, folder: Path) -> list[Any]:
+    """Another learning rate, of which nothing is learnt, then checkpoints that cannot be read; other words."""
+    resume = ("--folder", folder, "--resume", "--steps")
+    first = losses(name, "--steps", 2, "--folder", folder)
+    still = losses(name, *resume, 4, "--lr", 0)
+    straight, said = losses(name, "--steps", 4), []
+    here = folder / (folder / "latest").read_text()
+
+    def wrong(*args: Any) -> None:
+        comm.barrier()
+        with pytest.raises(SystemExit) as ended:
+            losses(name, *args)
+        said.append(str(ended.value))
+        comm.barrier()
+
+    wrong(*resume, 6, "--features", 24)
+    wrong("--steps", 1, "--length", 10**6)
+    for file in ("losses.json", "__0_0.distcp", ".metadata"):
+        if comm.rank() == 0:
+            (here / file).write_text("[")
+        wrong(*resume, 6)
+    return [first == still[:2] == straight[:2], still[2:] != straight[2:], said]
+
+
+def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
+    run = (on_mesh, port(), resumed_with, "train_tp_transformer", tmp_path / "run")
+    for kept, other, said in run_ranks(2, *run):
+        assert kept and other
+        assert said.pop(1).startswith("--length 1000000: expected ")
+        assert all("step-4 cannot be read: " in text and "an older one" in text for text in said), said
+        assert "Size mismatch" in said[0] and len(said) == 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_rank_that_dies_ends_the_others(name: str, tmp_path: Path) -> None:

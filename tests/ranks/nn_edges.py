@@ -17,6 +17,7 @@ from tests.ranks.nn_checks import (
     Errors,
     PlainAttention,
     PlainBlock,
+    PlainMLP,
     batch,
     gradients,
     leaf,
@@ -27,6 +28,7 @@ from tests.ranks.nn_checks import (
 )  # fmt: skip
 from tilescale import comm
 from tilescale import nn as tsnn
+from tilescale.nn.parameters import local
 
 # ---- gradients by differences
 
@@ -142,7 +144,22 @@ def edges(mesh: Any) -> Errors:
     layer.bias.fill_(torch.nan), layer.load.fill_(torch.nan)
     layer.reset_parameters()
     found["buffers"] = float((layer.bias.abs() + layer.load.abs()).sum())
-    return found | scaled_halves(mesh) | packed(mesh, torch.float64) | other_extents(tp)
+    return found | scaled_halves(mesh) | packed(mesh, torch.float64) | other_extents(tp) | assigned(tp)
+
+
+def assigned(tp: Any) -> Errors:
+    """Layers on meta take a checkpoint's tensors as parameters, and keep this rank's part of their memory."""
+    n, found = comm.world_size(), {}
+    plain, x = PlainMLP(4, 8 * n, "silu", True, torch.float64), normal(2 * n, 4, seed=1, dtype=torch.float64)
+    for name, group in (("on a mesh", tp), ("plain", tp.get_group())):
+        with torch.device("meta"):
+            mlp = tsnn.ParallelMLP(4, 8 * n, bias=True, group=group, dtype=torch.float64)
+        mlp.load_state_dict(plain.state_dict(), assign=True)
+        found[f"assigned {name}"] = off(mlp(mine(x)), mine(plain(x)))
+        for kind, param in mlp.named_parameters():
+            own = local(param)
+            found[f"memory of {name} {kind}"] = float(own.untyped_storage().nbytes() - own.nbytes)
+    return found
 
 
 def other_extents(tp: Any) -> Errors:

@@ -32,6 +32,9 @@ def everything(mesh: Any) -> Errors:
     found |= frozen(mesh, MixtralForCausalLM(config))
     found |= asked_for_more(mesh, LlamaConfig(**sizes), LlamaForCausalLM)
     found |= compiled(mesh, LlamaForCausalLM(LlamaConfig(**sizes)))
+    for how in ({}, {"foreach": True}, {"fused": True}):
+        of: dict[str, Any] = sizes | {"tie_word_embeddings": bool(how)}
+        found |= stepped(mesh, LlamaForCausalLM(LlamaConfig(**of)), how)
     for kind, of in ((LlamaForCausalLM, LlamaConfig(**sizes)), (MixtralForCausalLM, config)):
         found |= {f"{kind.__name__}, {k}": e for k, e in of_other_shapes(mesh, kind(of)).items()}
     return found | swapped(mesh, "mixtral", MixtralForCausalLM(config))
@@ -97,6 +100,26 @@ def compiled(mesh: Any, plain: Any) -> Errors:
     return {f"compiled {k}": e for k, e in gradients(model, plain).items()}
 
 
+def stepped(mesh: Any, plain: Any, how: dict[str, Any]) -> Errors:
+    """Optimizers and clipping, which take all parameters at once; a head that shares the embedding's weight."""
+    plain, w = numbered(plain), words(2, 7)
+    model = copy.deepcopy(plain)
+    tsnn.parallelize(model, mesh["tp"])
+    found: Errors = {}
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01, eps=0.1, **how) for m in (plain, model)]
+    for step in range(2):
+        norms = []
+        for m, optimizer in zip((plain, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(w, labels=w).loss.backward()
+            norms.append(nn.utils.clip_grad_norm_(m.parameters(), 0.1, foreach=how.get("foreach")))
+            optimizer.step()
+        found[f"norm {step}"] = off(norms[1].full_tensor(), norms[0])
+    full = tsnn.full_state_dict(model)
+    found |= {k: off(full[k], v) for k, v in plain.state_dict().items()}
+    return {f"stepped {how}: {k}": e for k, e in found.items()}
+
+
 def packed(model: Any, plain: Any) -> Errors:
     """Positions that begin anew, in rows of a batch and in one; the same by where sequences begin."""
     found: Errors = {}
@@ -131,9 +154,15 @@ SHAPES = ((2, 7), (3, 4), (1, 5))
 
 
 def asked_for_more(mesh: Any, config: Any, kind: Any) -> Errors:
-    """A forward that is to give what lies between blocks, of which each rank has its rows; a model whose
-    attention makes a mask of every forward."""
+    """A forward that is to give what lies between blocks, of which each rank has its rows; a model that is
+    split already, and one whose attention makes a mask of every forward."""
+    from torch.distributed.fsdp import fully_shard
+
     model, found = kind(config), {}
+    fully_shard(model.model.layers[1], mesh=mesh["tp"])
+    told = "model.layers.1.self_attn.q_proj.weight is split over"
+    found["split"] = float(not refused_for(told, lambda: tsnn.parallelize(model, mesh["tp"])))
+    model = kind(config)
     tsnn.parallelize(model, mesh["tp"])
     for word in ("output_hidden_states", "output_attentions"):
         found[word] = float(not refused_for(word, lambda word=word: model(words(1, 4), **{word: True})))
@@ -145,7 +174,7 @@ def asked_for_more(mesh: Any, config: Any, kind: Any) -> Errors:
 def refused_for(word: str, call: Callable[[], Any]) -> bool:
     try:
         call()
-    except ValueError as e:
+    except (TypeError, ValueError) as e:
         return word in str(e)
     return False
 
@@ -175,7 +204,7 @@ def swapped(mesh: Any, name: str, plain: Any) -> Errors:
     plain = numbered(plain)
     model = copy.deepcopy(plain)
     swaps = tsnn.parallelize(model, mesh["tp"])
-    found: Errors = {"swaps": float(len(swaps) != 10), "table": float(len(str(swaps).splitlines()) != 11)}
+    found: Errors = {"swaps": float(len(swaps) != 11), "table": float(len(str(swaps).splitlines()) != 12)}
     tokens = words(2, 7)
     want, got = plain(tokens, labels=tokens), model(tokens, labels=tokens)
     want.loss.backward()

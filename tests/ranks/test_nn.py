@@ -164,11 +164,11 @@ def test_gradients_that_nobody_gave_and_gradients_of_gradients():
     assert all(run_ranks(2, gradients_of_others))
 
 
-def of_fake_tensors() -> list[tuple[int, ...]]:
+def of_fake_tensors(meta: bool) -> list[tuple[int, ...]]:
     """Layers that nobody runs, as tools do that add up memory: shapes follow from shapes alone."""
     comm.init()
     n, like = comm.world_size(), {"dtype": torch.float64}
-    with FakeTensorMode():
+    with torch.device("meta") if meta else FakeTensorMode():
         layers = (
             tilescale.nn.ParallelMLP(8, 8 * n, **like),
             tilescale.nn.ExpertParallelMoE(8, 8, n, 1, **like),
@@ -180,8 +180,9 @@ def of_fake_tensors() -> list[tuple[int, ...]]:
         return [tuple(p.grad.shape) for layer in layers for p in layer.parameters() if p.grad is not None]
 
 
-def test_layers_of_fake_tensors():
-    assert run_ranks(2, of_fake_tensors) == [[(16, 8), (8, 8), (2, 8), (1, 16, 8), (1, 8, 8)]] * 2
+@pytest.mark.parametrize("meta", [False, True])
+def test_layers_of_fake_tensors(meta: bool):
+    assert run_ranks(2, of_fake_tensors, meta) == [[(16, 8), (8, 8), (2, 8), (1, 16, 8), (1, 8, 8)]] * 2
 
 
 def gathered_rows() -> list[bool]:

@@ -115,7 +115,12 @@ class ParallelAttention(Parallel):
         self.context_by, self.layout = context_by, layout
         features, heads = number_of(features, "features"), number_of(heads, "heads", least=1)
         kv_heads = heads if kv_heads is None else number_of(kv_heads, "kv_heads", least=1)
-        head_dim = number_of(features // heads if head_dim is None else head_dim, "head_dim", least=1)
+        given, head_dim = head_dim, features // heads if head_dim is None else head_dim
+        head_dim = number_of(head_dim, "head_dim", least=1)
+        if given is None and features % heads:
+            raise TileValueError(
+                f"features={features} of {heads} heads", expected="a multiple of the heads, or a head_dim"
+            )
         if heads % kv_heads or head_dim % 2:
             raise TileValueError(
                 f"{heads} heads of {head_dim}, {kv_heads} of keys",
@@ -125,7 +130,10 @@ class ParallelAttention(Parallel):
         self.each = heads // kv_heads
         self.sharing = _sharing(heads, kv_heads, head_dim, self.ranks)
         self.local_heads, self.local_kv_heads = heads // self.ranks, max(1, kv_heads // self.ranks)
-        self.rotary, self.causal, self.scale = rotary, causal, scale or head_dim**-0.5
+        self.rotary, self.causal = rotary, causal
+        self.scale = head_dim**-0.5 if scale is None else scale
+        if not self.scale > 0:  # as the operations say it, of all dtypes
+            raise TileValueError(f"scale={scale}", expected="a positive number")
         self.sequence_parallel = sequence_parallel
         how: dict[str, Any] = {
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
@@ -167,8 +175,10 @@ class ParallelAttention(Parallel):
         Raises:
             TileValueError, TileTypeError: what does not fit; ``starts`` with a batch or a ``context``.
         """
+        if not isinstance(batch, int) or batch < 1:
+            batch = number_of(batch, "batch", least=1)
         h = self.qkv_proj(x, rows)
-        if x.dim() != 2 or batch < 1 or h.shape[0] % batch:
+        if x.dim() != 2 or h.shape[0] % batch:
             raise TileValueError(
                 f"ParallelAttention of {tuple(x.shape)}, {h.shape[0]} rows in all, batch={batch}",
                 expected="x (m, features), all rows a multiple of the batch",

@@ -3,6 +3,7 @@ each token's experts, tokens travel to them, through a gated layer, and back."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from typing import Any
@@ -143,7 +144,8 @@ class ExpertParallelMoE(Parallel):
         same_dtype(flat, gate_up, "ExpertParallelMoE")
         exact = self.exact
         if exact is None:
-            exact = self.chunks <= 1 and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor)
+            real = not isinstance(x, FakeTensor) and not x.is_meta
+            exact = self.chunks <= 1 and not torch.compiler.is_compiling() and real
             exact = exact and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
         try:
             weights, chosen = self.route(flat, every)
@@ -165,7 +167,7 @@ class ExpertParallelMoE(Parallel):
         tokens (m, features)."""
         kind = torch.promote_types(x.dtype, torch.float32)
         router = products.copied(self.local("router"), self.group_name)
-        with torch.autocast(x.device.type, enabled=False):
+        with contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             logits = nn.functional.linear(x.to(kind), router.to(kind))
             bias = self.bias if self.bias_rate else None
             chosen = call.moe_choice(logits, bias, self.topk, self.scores)
@@ -193,13 +195,29 @@ class ExpertParallelMoE(Parallel):
         return self.experts * (told[0] / (every * self.topk) * told[1] / every).sum()
 
     @torch.no_grad()
-    def update_bias(self) -> None:
+    def update_bias(self, across: Any = None) -> None:
         """Moves the bias of experts that had more than the mean since the last call down by ``bias_rate``,
-        that of others up; collective. Once a step."""
+        that of others up; collective. Once a step.
+
+        Args:
+            across: another group, whose ranks have other batches and the same experts, along another axis of
+                a mesh: its loads count too, so that the bias is alike on all of its ranks.
+        """
         if self.bias_rate:
             load = ops.all_reduce(self.load, group=groups.group_of(self.group_name))
+            if across is not None:
+                load = ops.all_reduce(load, group=across)
             self.bias += self.bias_rate * (load.mean() - load).sign()
             self.load.zero_()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Bias and load stay float32: 16 bits lose a bias's steps, and counts beyond 256."""
+        kept = {name: getattr(self, name) for name in ("bias", "load")} if self.bias_rate else {}
+        super()._apply(fn, recurse)
+        for name, was in kept.items():
+            if getattr(self, name).dtype != was.dtype:
+                setattr(self, name, was.to(getattr(self, name).device))
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies go without the last forward's loss: what has a graph cannot be copied."""

@@ -29,6 +29,8 @@ def flat_rows(x: Tensor, weight: Tensor, what: str) -> Tensor:
     features = weight.shape[1]
     if x.dim() < 2 or x.shape[-1] != features:
         raise TileValueError(f"{what} of {tuple(x.shape)}", expected=f"(…, rows, {features})")
+    if 0 in x.shape[1:-1]:
+        raise TileValueError(f"{what} of {tuple(x.shape)}", expected="no empty axis but the first one")
     same_dtype(x, weight, what)
     return x.reshape(-1, features)
 

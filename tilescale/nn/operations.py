@@ -50,6 +50,7 @@ def define(
 
         def run(*args: Any) -> Any:
             if not straight(args):
+                refuse_transform(name)
                 _refuse_tangents(name, args)
                 return dispatched(*args)
             if torch.is_grad_enabled():
@@ -77,6 +78,23 @@ def _differentiable(
 
     steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), steps)
+
+
+def refuse_transform(name: str) -> None:
+    """Refuses gradients by transforms of functions, which torch has for no operation that is made as ours.
+
+    Raises:
+        TileTypeError: one is under way.
+    """
+    if torch.compiler.is_compiling():
+        return
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    if innermost is not None and innermost.key() == torch._C._functorch.TransformType.Grad:
+        raise TileTypeError(
+            f"{name} within torch.func.grad or another transform of functions with gradients",
+            expected="gradients by autograd's graph",
+            hint="backward() or torch.autograd.grad",
+        )
 
 
 def _refuse_tangents(name: str, args: tuple[Any, ...]) -> None:

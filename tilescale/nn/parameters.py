@@ -23,11 +23,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from tilescale import agree
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
-from tilescale.nn.operations import straight
+from tilescale.nn.operations import refuse_transform, straight
 from tilescale.ops.ranks.groups import number_of
 
 
@@ -107,6 +109,7 @@ class Parallel(nn.Module):
         param = getattr(self, name)
         if self.mesh is None or param is None:
             return param
+        refuse_transform(type(self).__name__)
         known = torch.is_grad_enabled() and straight(()) and param._local_tensor.is_contiguous()
         return _Part.apply(param) if known else param.to_local()
 
@@ -128,13 +131,16 @@ class Parallel(nn.Module):
         axis = self.axes[name]
         return whole if axis is None else whole.chunk(self.ranks, axis)[self.rank]
 
-    def from_whole(self, name: str, whole: Tensor) -> Tensor:
-        """What a state dict has as this parameter, of one of all ranks together."""
-        param = getattr(self, name)
-        device = local(param).device
+    def from_whole(self, name: str, whole: Tensor, assign: bool = False) -> Tensor:
+        """What a state dict has as this parameter, of one of all ranks together. ``assign``: it becomes the
+        parameter, so it stays on its device, and other ranks' parts do not stay in memory with it."""
+        param, part = getattr(self, name), self.part_of(name, whole)
+        device = whole.device if assign else local(param).device
+        if assign and part is not whole:
+            part = part.clone(memory_format=torch.contiguous_format)
         if self.mesh is not None and len(param.placements) == 1:
-            return self._on_mesh(self.part_of(name, whole).to(device), self.axes[name])
-        given = whole if self.mesh is not None else self.part_of(name, whole)
+            return self._on_mesh(part.to(device), self.axes[name])
+        given = whole if self.mesh is not None else part
         if not _is_placed(param):
             return given
         from torch.distributed.tensor import distribute_tensor  # fully_shard has split it further
@@ -152,12 +158,24 @@ class Parallel(nn.Module):
     def drawn(self, name: str, fill: Callable[[Tensor], Any]) -> None:
         """Fills a parameter as the unsharded module would from the same random numbers: the whole is drawn on
         every rank, and each keeps its part. Ranks must have the same seed, which makes the parameters that
-        are alike on all of them alike, too."""
+        are alike on all of them alike, too. Collective where this one is.
+
+        Raises:
+            TileValueError: it is, and ranks drew different numbers.
+        """
         param = local(getattr(self, name))
         if param.is_meta:
             return
         whole = torch.empty(self.whole_shape(name), dtype=param.dtype, device=param.device)
         fill(whole)
+        if self.axes[name] is None and not isinstance(whole, FakeTensor):
+            found = agree.table([float(whole.sum(dtype=torch.float64))], groups.team(self.group_name))
+            if any(of != found[0] for of in found):
+                raise TileValueError(
+                    f"{type(self).__name__}.{name}: ranks drew different numbers",
+                    expected="the same seed on all ranks of the group: it is alike on all of them",
+                    hint="torch.manual_seed(seed) before layers are made, seed + rank behind them",
+                )
         self.set_whole(name, whole)
 
 
@@ -228,7 +246,8 @@ def _load(
             continue
         whole = module.whole_shape(name)
         if given.shape == whole:
-            state[prefix + name] = module.from_whole(name, given)
+            assign = bool(metadata.get("assign_to_params_buffers"))
+            state[prefix + name] = module.from_whole(name, given, assign)
         elif module.mesh is not None or given.shape != param.shape:
             told = module.share_of(name) + (", which does as well" if module.mesh is None else "")
             errors.append(_of_another_shape(prefix + name, given, whole, told))

@@ -102,6 +102,14 @@ def test_no_derivatives_in_forward_mode(grad: bool):
             normed(forward_ad.make_dual(x, x.detach()))
 
 
+def test_no_gradients_by_transforms():
+    x, w = torch.ones(4, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    summed = lambda x: call.rms_norm(x, w, 1e-5).sum()  # noqa: E731
+    for f in (torch.func.grad(summed), torch.func.vmap(torch.func.grad(summed)), torch.func.jacrev(summed)):
+        with pytest.raises(TileTypeError, match=r"rms_norm within torch.func.grad.*\n.*\n.*backward"):
+            f(x[None])
+
+
 def test_no_graph_where_nobody_wants_one():
     x, w = torch.randn(4, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
     assert call.rms_norm(x, w, 1e-5).grad_fn is None

@@ -20,6 +20,10 @@ WRONG: dict[str, Callable[[], Any]] = {
     "heads=0": lambda: tsnn.ParallelAttention(8, 0),
     "kv_heads=0": lambda: tsnn.ParallelAttention(8, 2, 0),
     "head_dim=0": lambda: tsnn.ParallelAttention(8, 16),
+    "ColumnParallelLinear of (2, 0, 8)": lambda: tsnn.ColumnParallelLinear(8, 4)(torch.ones(2, 0, 8)),
+    "features=10 of 4 heads": lambda: tsnn.ParallelAttention(10, 4),
+    "scale=0.0": lambda: tsnn.ParallelAttention(8, 4, scale=0.0),
+    "batch=2.0": lambda: tsnn.ParallelAttention(8, 4)(torch.ones(2, 8), 2.0),  # type: ignore[arg-type]
     "hidden='16'": lambda: tsnn.ParallelMLP(8, "16"),  # type: ignore[arg-type]
     "hidden=0": lambda: tsnn.ExpertParallelMoE(8, 0, 4, 2),
     "topk='2'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, "2"),  # type: ignore[arg-type]
@@ -57,3 +61,22 @@ def test_a_layer_may_have_no_columns(ranks: Any):
 def of_nothing() -> tuple[int, ...]:
     comm.init()
     return tuple(tsnn.ColumnParallelLinear(4, 0)(torch.ones(3, 4)).shape)
+
+
+def seeded() -> list[str]:
+    """Layers with parameters that are alike on all ranks, made with a seed of each rank's own."""
+    comm.init()
+    torch.manual_seed(comm.rank())
+    said = []
+    for make in (lambda: tsnn.RowParallelLinear(4, 4), lambda: tsnn.ExpertParallelMoE(8, 8, 2, 1)):
+        with pytest.raises(TileError) as refused:
+            make()
+        said.append(str(refused.value))
+    tsnn.ColumnParallelLinear(4, 4)  # a rank's own rows are of its own seed then
+    return said
+
+
+def test_ranks_that_draw_different_numbers(ranks: Any):
+    for bias, router in ranks(2, target="cpu").call(seeded):
+        assert "RowParallelLinear.bias: ranks drew different numbers" in bias and "manual_seed" in bias
+        assert "ExpertParallelMoE.router: ranks drew different numbers" in router
