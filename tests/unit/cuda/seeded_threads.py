@@ -111,7 +111,9 @@ def _call(s: Any, *args: Any, name: str = "") -> Any:
 
 
 #: instructions that do nothing on the emulator, nor for the order of anything
-IDLE = ("fewer_registers", "more_registers", "wgmma_arrived", "wgmma_behind", "fail", "printf")
+IDLE = (
+    "fewer_registers", "more_registers", "wgmma_arrived", "wgmma_behind", "prefetch_map", "fail", "printf",
+)  # fmt: skip
 
 
 def _edits(s: Any, calls: list[Any]) -> Iterator[tuple[str, Any]]:
