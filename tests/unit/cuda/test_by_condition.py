@@ -18,9 +18,9 @@ from tilescale.errors import TileSyntaxError
 RNG = np.random.default_rng(23)
 
 
-def gathered(rounds: int, rows: int, valid: bool) -> Any:
+def gathered(rounds: int, rows: int, valid: bool, scope: bool = False) -> Any:
     """C = A Bᵀ, where A's rows are those of X that the indices name: one warpgroup copies them, 16 bytes a thread,
-    the other multiplies."""
+    the other multiplies. ``scope``: it says so by T.attr."""
 
     @T.prim_func
     def kernel(
@@ -60,19 +60,29 @@ def gathered(rounds: int, rows: int, valid: bool) -> Any:
                                 T.access_ptr(X[places[r], k * 64 + (tx - 128) % 8 * 8], "r", 8),
                                 8,
                             )
-                    for r in T.serial(8):
-                        T.ptx_cp_async(
-                            T.access_ptr(b[k % 2, r * 16 + (tx - 128) // 8, (tx - 128) % 8 * 8], "w", 8),
-                            T.access_ptr(B[r * 16 + (tx - 128) // 8, k * 64 + (tx - 128) % 8 * 8], "r", 8),
-                            8,
-                        )
+                    if scope:
+                        with T.attr("default", "async_scope", 1):
+                            for r in T.serial(8):
+                                for v in T.vectorized(8):
+                                    b[k % 2, r * 16 + (tx - 128) // 8, (tx - 128) % 8 * 8 + v] = B[
+                                        r * 16 + (tx - 128) // 8, k * 64 + (tx - 128) % 8 * 8 + v
+                                    ]
+                    else:
+                        for r in T.serial(8):
+                            T.ptx_cp_async(
+                                T.access_ptr(b[k % 2, r * 16 + (tx - 128) // 8, (tx - 128) % 8 * 8], "w", 8),
+                                T.access_ptr(
+                                    B[r * 16 + (tx - 128) // 8, k * 64 + (tx - 128) % 8 * 8], "r", 8
+                                ),
+                                8,
+                            )
                     T.cp_async_barrier_noinc(ready[k % 2])
 
     return kernel
 
 
-@pytest.mark.parametrize("rounds, valid", [(1, True), (5, True), (4, False)])
-def test_a_producer_that_gathers(rounds: int, valid: bool):
+@pytest.mark.parametrize("rounds, valid, scope", [(1, True, False), (5, True, True), (4, False, False)])
+def test_a_producer_that_gathers(rounds: int, valid: bool, scope: bool):
     rows = 100
     x, b = (RNG.standard_normal((n, 64 * rounds)).astype("float16") for n in (rows, 128))
     index = RNG.integers(0, rows, 64, dtype="int32")
@@ -82,7 +92,7 @@ def test_a_producer_that_gathers(rounds: int, valid: bool):
     left = np.where((index < rows)[:, None], x[np.minimum(index, rows - 1)], 0).astype(float)
     want = left @ b.astype(float).T
     want -= want.max(1, keepdims=True)
-    kernel = gathered(rounds, rows, valid)
+    kernel = gathered(rounds, rows, valid, scope)
     found = launch(kernel, 1, args)
     assert not found.report.findings, found.report
     np.testing.assert_allclose(found.arrays[0]["C"], want, rtol=1e-3, atol=1e-2)
@@ -90,6 +100,7 @@ def test_a_producer_that_gathers(rounds: int, valid: bool):
     np.testing.assert_allclose(out["C"], want, rtol=1e-3, atol=1e-2)
     text = print_kernel(emulated.lowered(kernel, "sm_90a").kernel).text
     assert "ts::wgmma_m64n128k16_f16" in text and "ts::cp_async_arrive(&ready" in text
+    assert text.count("ts::cp_async<16>") == 2
 
 
 def shared_scores(rounds: int, awaited: bool) -> Any:
@@ -316,6 +327,11 @@ POINTERS = 'T.ptx_cp_async(T.access_ptr({}, "w", {}), T.access_ptr({}, "r", {}),
         ("T.ptx_wait_group(n)", "T.ptx_wait_group(n)"),
         ("T.cp_async_barrier_noinc(a)", "T.cp_async_barrier_noinc is a tile of (64, 64)"),
         ("T.wgmma_gemm(h, g, f, annotations={'a': 1})", "T.wgmma_gemm with annotations={'a': 1}"),
+        (
+            "with T.attr('d', 'async_scope', 1):\n    for v in T.vectorized(8): h[0, v] = 0",
+            "what stores into h",
+        ),
+        ("with T.attr('d', 'async_scope', 0):\n    pass", "T.attr of 'async_scope'"),
     ],
 )
 def test_refusals(text: str, message: str):
