@@ -16,6 +16,7 @@ from typing import Any
 from tilescale.compiler import static
 from tilescale.compiler.backend import Backend, Lowered
 from tilescale.compiler.description import Artifact
+from tilescale.compiler.ir.added import mark_added
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import location
 
@@ -77,6 +78,7 @@ def compile_program(
         number = _own_fingerprint(program) if fingerprint is None else fingerprint
         artifact = made.describe(lowered, instrument=instrument, fingerprint=number)
         artifact.meta |= made.build(lowered, Path(path))
+        mark_added(program, artifact.meta)
         if known.cut_short:
             artifact.meta["notes"] = [*artifact.meta.get("notes", ()), known.unfinished()]
         if artifact.meta["collective"]:

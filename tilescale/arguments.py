@@ -24,7 +24,7 @@ class Argument:
     block: Any = None  # sim.SimBlock
     team: tuple[int, ...] | None = None
     at: tuple[int, int] = (-1, 0)  # the allocation's number among its team's, and the bytes before it there
-    output: bool = False  # allocated by the call, so that nobody has written it
+    output: bool = False  # allocated by the call and not zeroed, so that nobody has written it
 
     @property
     def address(self) -> int:
@@ -82,7 +82,7 @@ def bind(kernel: Kernel, args: tuple[Any, ...], backend: Any) -> tuple[dict[str,
     if isinstance(backend, sim.SimRank):
         _symmetric(params, tensors, backend)
     for k in kernel.out_idx:
-        tensors[params[k]["name"]].output = True
+        tensors[params[k]["name"]].output = not params[k].get("added", False)
     return tensors, numbers
 
 

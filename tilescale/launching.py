@@ -512,16 +512,17 @@ class _Front:
             shape = f"({listed},)" if listed else "()"
             # As separate arguments extents are parsed faster than as a tuple; without any, torch wants the
             # tuple.
+            made = "zeros" if p.get("added") else "empty"
             self.lines.append(
-                f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device={device})"
+                f"    a{k} = o{k} = torch_{made}({listed or '()'}, dtype=torch_{p['dtype']}, device={device})"
             )
             if self.pairs(k):
                 self.names["pairs_of"] = _pairs_of
                 self.lines.append(f"    o{k} = pairs_of(a{k})")
-            numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
+            numpy_lines.append(f"    a{k} = o{k} = numpy_{made}({shape}, {p['dtype']!r})")
             if p["dtype"] in _RETYPED:
                 numpy_lines.append(f"    a{k} = retyped(o{k})")
-        self.names.update(numpy_empty=numpy_empty, retyped=kernel._carried)
+        self.names.update(numpy_empty=numpy_empty, numpy_zeros=numpy_zeros, retyped=kernel._carried)
         self.lines += ["else:", *numpy_lines]
 
     def is_torch_call(self, *tensors: Any) -> bool:
@@ -531,7 +532,10 @@ class _Front:
             return False
         if self.names["Tensor"] is not torch.Tensor:
             self.names.update(
-                Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device.memory)
+                Tensor=torch.Tensor,
+                torch_empty=torch.empty,
+                torch_zeros=torch.zeros,
+                device=torch.device(self.kernel.device.memory),
             )
             for k in self.kernel.out_idx:
                 dtype = self.params[k]["dtype"]
@@ -550,6 +554,12 @@ def _stride_of(tensor: Any, axis: int) -> int:
     if is_numpy(tensor):
         return int(tensor.strides[axis]) // int(tensor.itemsize)
     return int(tensor.stride(axis))
+
+
+def numpy_zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    import numpy
+
+    return numpy.zeros(shape, numpy_dtype(dtype))
 
 
 def numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:

@@ -44,6 +44,7 @@ class Program:
 
     def __init__(self, traced: TileProgram, key: str | None):
         from tilescale.compiler import description
+        from tilescale.compiler.ir.added import mark_added
         from tilescale.compiler.passes.pipeline import tile_level
         from tilescale.compiler.passes.residency import reaches_ranks
         from tilescale.compiler.sim.prepare import prepare
@@ -52,6 +53,7 @@ class Program:
         self.key = f"program {next(_numbers)}" if key is None else key
         self.prepared = prepare(tile_level(traced))
         self.meta = {**description.metadata(traced), "target": "sim"}
+        mark_added(traced, self.meta)
         self.reaches = reaches_ranks(self.prepared.program.func.body)
         self.refuted: dict[tuple[int | None, int | None], Any] = {}
 

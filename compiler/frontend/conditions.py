@@ -2,10 +2,12 @@
 what warpgroups do with tiles.
 
 When the trace ends, such a condition becomes ``T.ws`` regions (frontend/groups.py): for each warpgroup the
-branch that its threads take. Where a condition cuts warpgroups, all threads of the block do the one branch
-and then the other, as long as nobody can tell: neither looks at the thread's index, waits or signals, or
-writes what a thread holds outside of it. A condition around what is a thread's own alone, and any other, is
-left to frontend/own.py."""
+branch that its threads take. Where a condition inside of that tells whole warps apart, each warp does its
+branch in ``T.Scale("warp")``. Where a condition cuts warpgroups otherwise, all threads of the block do the
+one branch and then the other, as long as nobody can tell: neither looks at the thread's index, waits or
+signals, or writes what a thread holds outside of it. Else warps do their branches, if no registers of the
+block are touched. A condition around what is a thread's own alone, and any other, is left to
+frontend/own.py."""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.frontend.groups import MARK, at_block, of_warpgroup
+from tilescale.compiler.frontend.groups import HELD, MARK, at_block, of_executor, of_warpgroup, touched
 from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.ir.operations import effects_of, find, name_of
-from tilescale.compiler.ir.scales import SCALES, WARPGROUP
+from tilescale.compiler.ir.scales import SCALES, WARP, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -26,6 +28,8 @@ from tilescale.language.dtypes import BITS
 
 #: what only a whole warpgroup does
 _WARPGROUPS = ("set_max_nreg",)
+#: warps of a warpgroup
+WARPS = WARPGROUP // WARP
 
 
 def by_condition(body: Any, threads: int, builder: bld.Builder) -> Any:
@@ -86,17 +90,52 @@ class _Conditions:
             return self.in_turn(s)
         out = []
         for g, parts in enumerate(taken):
-            body = sequence([of_warpgroup(p) for p in parts or ()])
+            body = sequence([of_warpgroup(self.by_warp(p, g)) for p in parts or ()])
             if parts:
                 out.append(tirx.AttrStmt(ir.StringImm(str(g)), MARK, tirx.IntImm("int32", 0), body, s.span))
         return sequence(out)
 
+    def by_warp(self, s: Any, group: int) -> Any:
+        """What a warpgroup does, with T.Scale("warp") in the place of conditions that tell its warps
+        apart."""
+        if isinstance(s, tirx.SeqStmt):
+            return sequence([self.by_warp(x, group) for x in s.seq])
+        if isinstance(s, tirx.For) and s.kind != tirx.ForKind.PARALLEL:
+            notes = dict(s.annotations) if s.annotations else {}
+            body = self.by_warp(s.body, group)
+            return tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
+        if isinstance(s, tirx.Bind) and self.index_in(s.value):
+            self.known[s.var] = s.value
+        if not isinstance(s, tirx.IfThenElse):
+            return s
+        if not self.index_in(s.condition):
+            other = None if s.else_case is None else self.by_warp(s.else_case, group)
+            return tirx.IfThenElse(s.condition, self.by_warp(s.then_case, group), other, s.span)
+        return (self.of_warps(s, group * WARPS, WARPS) if _of_tiles(s) else None) or s
+
+    def of_warps(self, s: Any, first: int, count: int) -> Any:
+        """T.Scale("warp") in the place of a condition; None where the threads of a warp differ."""
+        taken = [self.taken(s, first + w, WARP) for w in range(count)]
+        if any(t is None for t in taken):
+            return None
+        which = tirx.Var(self.builder.unique("warp"), "int32")
+        index = ir.Call("ts.scale_index", [ir.StringImm("warp")], ret_ty=ir.PrimType("int32"))
+        chosen: Any = None
+        for w, parts in reversed(list(enumerate(taken))):
+            if parts:
+                body = sequence([of_executor(p, "warp") for p in parts])
+                chosen = tirx.IfThenElse(tirx.EQ(which, _number(w)), body, chosen, s.span)
+        inside = sequence([tirx.Bind(which, index, s.span), chosen])
+        level = _number(SCALES.index("warp"))
+        return tirx.AttrStmt(ir.StringImm("warp"), "ts.scale", level, inside, s.span)
+
     def in_turn(self, s: Any) -> Any:
-        """The branches that threads take, one behind the other, by all threads; the statement as it is where
-        that is not the same."""
+        """The branches that threads take, one behind the other, by all threads; where that is not the same,
+        by warps; the statement as it is where threads of a warp differ, or touch registers of the block."""
         found = self.branches_of(s, list(range(self.threads)))
         if found is None or not all(map(self.is_anybodys, found)):
-            return s
+            alone = self.threads % WARP == 0 and not any(b.ty.storage_scope in HELD for b in touched(s))
+            return (self.of_warps(s, 0, self.threads // WARP) if alone else None) or s
         log.say(
             "info",
             f"{loc_of(s.span)}: what some threads do with tiles and what others do is done in turn, by all",
@@ -151,17 +190,17 @@ class _Conditions:
             test = structural_map(test, (ir.Var, lambda v: self.known.get(v, v)))
         return structural_map(test, (ir.Call, lambda c: thread if _is_index(c) else c))
 
-    def taken(self, s: Any, group: int) -> list[Any] | None:
-        """What a warpgroup does of a condition; None where its threads differ."""
+    def taken(self, s: Any, group: int, width: int = WARPGROUP) -> list[Any] | None:
+        """What a warpgroup, or a warp, does of a condition; None where its threads differ."""
         if not isinstance(s, tirx.IfThenElse) or not self.index_in(s.condition):
             return statements(s)
         thread, analyzer = tirx.Var("thread", "int32"), sym.Analyzer()
-        analyzer.bind(thread, ir.Range.from_min_extent(group * WARPGROUP, WARPGROUP))
+        analyzer.bind(thread, ir.Range.from_min_extent(group * width, width))
         test = self.in_terms_of(s.condition, thread)
         if analyzer.can_prove(test):
-            return self.taken(s.then_case, group)
+            return self.taken(s.then_case, group, width)
         if analyzer.can_prove(tirx.Not(test)):
-            return [] if s.else_case is None else self.taken(s.else_case, group)
+            return [] if s.else_case is None else self.taken(s.else_case, group, width)
         return None
 
 
@@ -214,7 +253,7 @@ def _refuse_moves(body: Any) -> None:
 
     def look(c: Any) -> None:
         op = find(c)
-        if op is not None and op.name in _WARPGROUPS and at_block(c):
+        if op is not None and op.name in _WARPGROUPS and str(c.attrs["executor"]) in ("block", "warp"):
             found.append(c)
 
     structural_walk(body, (ir.Call, look))

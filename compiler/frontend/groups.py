@@ -11,6 +11,7 @@ touches become its own. Between warpgroups the author's barriers order, as in an
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 MARK = "ts.ws"
-_HELD = ("local.fragment", "local", "local.var")
+HELD = ("local.fragment", "local", "local.var")
 
 
 class ws:
@@ -107,7 +108,7 @@ def _allocated(parts: list[Any]) -> list[Any]:
     return found
 
 
-def _touched(s: Any) -> set[Any]:
+def touched(s: Any) -> set[Any]:
     found: set[Any] = set()
     structural_walk(s, (ir.TensorLoad, lambda e: found.add(e.source)))
     structural_walk(s, (ir.TensorRegion, lambda r: found.add(r.source)))
@@ -122,11 +123,16 @@ def at_block(c: Any) -> bool:
 
 def of_warpgroup(s: Any) -> Any:
     """A statement of the block's as one of a warpgroup's."""
+    return of_executor(s, "warpgroup")
+
+
+def of_executor(s: Any, executor: str) -> Any:
+    """A statement of the block's as one of a smaller executor's."""
 
     def call(c: Any) -> Any:
         if not at_block(c) or find(c) is None:
             return c
-        attrs = {k: ("warpgroup" if k == "executor" else v) for k, v in c.attrs.items()}
+        attrs = {k: (executor if k == "executor" else v) for k, v in c.attrs.items()}
         return ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span)
 
     return structural_map(s, (ir.Call, call))
@@ -145,8 +151,16 @@ def _free_barrier(parts: list[Any]) -> int:
     return next(n for n in range(1, len(used) + 2) if n not in used)
 
 
+def _is_of_warps(s: Any) -> bool:
+    return (
+        isinstance(s, tirx.AttrStmt)
+        and s.attr_key == "ts.scale"
+        and int(s.value.value) == SCALES.index("warp")
+    )
+
+
 def _is_held(buffer: Any) -> bool:
-    return buffer.ty.storage_scope in _HELD
+    return buffer.ty.storage_scope in HELD
 
 
 class _Groups:
@@ -170,10 +184,10 @@ class _Groups:
         front, middle, tail = parts[: marked[0]], parts[marked[0] : marked[-1] + 1], parts[marked[-1] + 1 :]
         self.barrier = _free_barrier(parts)
         groups = self.members = sorted({g for p in middle for g in self.groups(p)})
-        made = {g: self.of(middle, g) for g in groups}
-        held = {b for parts in made.values() for p in parts for b in _touched(p) if _is_held(b)}
+        made = {g: [x for p in self.of(middle, g) for x in statements(p)] for g in groups}
+        held = {b for parts in made.values() for p in parts for b in touched(p) if _is_held(b)}
         written = {b for parts in made.values() for p in parts for b in stored(p)}
-        before, behind = (set().union(*map(_touched, x), set()) for x in (front, tail))
+        before, behind = (set().union(*map(touched, x), set()) for x in (front, tail))
         between = _allocated(middle)
         allocated = [*(p for p in front if isinstance(p, tirx.AllocBuffer)), *between]
         # what the warpgroups only read is all threads' alike; of what they set each goes on with its own
@@ -189,6 +203,8 @@ class _Groups:
                 )
         shared = [p for p in front if p not in own]
         shared += [p for p in between if p not in own]
+        held_by_warps = [p for p in [*own, *begun] if self.to_warps(made, p, p in begun)]
+        own, begun = ([p for p in x if p not in held_by_warps] for x in (own, begun))
         copies, mine = self.copied(begun)
         which = tirx.Var(self.builder.unique("warpgroup"), "int32")
         index = ir.Call("ts.scale_index", [ir.StringImm("warpgroup")], ret_ty=ir.PrimType("int32"))
@@ -201,6 +217,24 @@ class _Groups:
         level = tirx.IntImm("int32", SCALES.index("warpgroup"))
         scale = tirx.AttrStmt(ir.StringImm("warpgroup"), "ts.scale", level, inside, span)
         return sequence([*shared, scale, *tail])
+
+    def to_warps(self, made: dict[int, list[Any]], p: Any, begun: bool) -> bool:
+        """Puts an allocation into the T.Scale("warp") in which alone warpgroups touch it, so that each warp
+        has its own; says whether there are such. ``begun``: with the block's value to begin with."""
+        found = [(g, k) for g, parts in made.items() for k, x in enumerate(parts) if p.buffer in touched(x)]
+        if not all(_is_of_warps(made[g][k]) for g, k in found):
+            return False
+        for n, (g, k) in enumerate(found):
+            s = made[g][k]
+            which, *rest = statements(s.body)
+            if begun:
+                first, mine = self.copied([p])
+            else:
+                tile = self.another(p.buffer) if n else p.buffer
+                first, mine = [tirx.AllocBuffer(tile, {}, p.span)], partial(self.put, old=p.buffer, new=tile)
+            inside = sequence([which, *first, *map(mine, rest)])
+            made[g][k] = tirx.AttrStmt(s.node, s.attr_key, s.value, inside, s.span)
+        return bool(found)
 
     def copied(self, allocated: list[Any]) -> tuple[list[Any], Any]:
         """Variables of the warpgroup's own that begin with the block's values, and a function that puts them
@@ -272,7 +306,7 @@ class _Groups:
         """
         op = find(s.value) if isinstance(s, tirx.Evaluate) else None
         whole = self.members == list(range(self.threads // WARPGROUP))
-        if op is None or not op.plain or any(map(_is_held, _touched(s))) or not whole:
+        if op is None or not op.plain or any(map(_is_held, touched(s))) or not whole:
             raise TileSyntaxError(
                 "all threads of the block do this, between what T.ws gives to each warpgroup",
                 loc=loc_of(getattr(s, "span", None)),

@@ -13,6 +13,7 @@ from tilescale.compiler.builder.constructs import LoopNest
 from tilescale.compiler.builder.values import Variable, as_expr, binary, dtype_of, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ops import async_scope
 from tilescale.compiler.ops.alloc import alloc_shared, alloc_var
 from tilescale.compiler.ops.base import element
 from tilescale.compiler.ops.expert import get_thread_binding
@@ -41,23 +42,11 @@ def comm_reducer(fcombine: Callable[..., Any], identity: Sequence[Any]) -> CommR
     return CommReducer(fcombine, identity)
 
 
-class attr:
-    """``with T.attr(T.comm_reducer(…), "reduce_scope", …):`` around T.tvm_thread_allreduce. TVM's other
-    attributes
-    are its compiler's own.
+class _Reducing:
+    """The scope of a reducer."""
 
-    Raises:
-        TileTypeError: another attribute.
-    """
-
-    def __init__(self, node: Any, attr_key: str, value: Any):
-        if attr_key != SCOPE or not isinstance(node, CommReducer):
-            raise TileTypeError(
-                f"T.attr of {attr_key!r}",
-                loc=source.current(),
-                expected=f'T.attr(T.comm_reducer(…), "{SCOPE}", …)',
-            )
-        self.reducer, self.value = node, value
+    def __init__(self, reducer: CommReducer):
+        self.reducer = reducer
 
     def __enter__(self) -> None:
         bld.current().reducers.append(self.reducer)
@@ -65,6 +54,25 @@ class attr:
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is None:
             bld.current().reducers.pop()
+
+
+def attr(node: Any, attr_key: str, value: Any) -> Any:
+    """``with T.attr(T.comm_reducer(…), "reduce_scope", …):`` around T.tvm_thread_allreduce, and ``with
+    T.attr("default", "async_scope", 1):`` around copies that a thread does not wait for (ops/async_scope.py).
+    TVM's other attributes are its compiler's own.
+
+    Raises:
+        TileTypeError: another attribute.
+    """
+    if attr_key == SCOPE and isinstance(node, CommReducer):
+        return _Reducing(node)
+    if attr_key == async_scope.SCOPE and constant(as_expr(value)) == 1:
+        return async_scope.AsyncScope()
+    raise TileTypeError(
+        f"T.attr of {attr_key!r}",
+        loc=source.current(),
+        expected=f'T.attr(T.comm_reducer(…), "{SCOPE}", …), T.attr("default", "{async_scope.SCOPE}", 1)',
+    )
 
 
 def evaluate(value: Any) -> None:

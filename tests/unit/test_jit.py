@@ -624,3 +624,26 @@ def test_tilelangs_class_of_kernels_compiles():
     made = tilescale.JITKernel(scale.get_tir(8), out_idx=-1, target="cpu")
     assert isinstance(made, tilescale.JITKernel) and isinstance(made, tilescale.Kernel)
     assert torch.equal(made(torch.ones(8)), torch.full((8,), 2.0)) and not isinstance(8, tilescale.JITKernel)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_outputs_that_a_kernel_only_adds_to_begin_with_zeros(target: str, ordered: bool):
+    @tilescale.jit(out_idx=[1], target=target)
+    def sums(n):
+        @T.prim_func
+        def kernel(A: T.Tensor((n, 64), "float32"), B: T.Tensor((64,), "float32")):
+            with T.Kernel(n // 16, threads=64) as b:
+                if ordered:
+                    T.annotate_layout({B: T.Layout((64,), lambda i: [63 - i])})
+                for i, j in T.Parallel(16, 64):
+                    T.atomic_add(B[j], A[b * 16 + i, j])
+
+        return kernel
+
+    a = torch.randint(-9, 9, (64, 64)).float()
+    want = a.sum(0).flip(0) if ordered else a.sum(0)
+    for given in (a, a.numpy()):
+        held = [torch.full((64,), float("nan")) for _ in range(8)]
+        del held  # memory that a call may be given is no zeros
+        assert torch.as_tensor(sums(64)(given)).equal(want)

@@ -72,9 +72,19 @@ def test_every_dtype_has_inputs(dtype: str):
     profiler.assert_allclose(lambda a: a.contiguous())
 
 
+def test_extents_may_come_with_the_measurement():
+    """As TileLang's programs say them, beside the words for what is measured and where."""
+    seen: list[int] = []
+    time = kernel().get_profiler().do_bench(
+        func=lambda *args: seen.append(args[0].shape[0]), n_warmup=1, n_repeat=2,
+        dynamic_symbolic_constraints={"m": 40}, device=0,
+    )  # fmt: skip
+    assert time >= 0 and set(seen) == {40}
+
+
 def test_extents_are_asked_for():
     with refused(TileValueError, "nothing says what m is", write="kernel.get_profiler(m=1024)"):
-        kernel().get_profiler()
+        kernel().get_profiler().inputs()
     with refused(TileValueError, "scale has no T.dynamic('k')", expected="m, n, f"):
         kernel().get_profiler(m=3, k=4)
     with refused(TileValueError, "tensor_supply='much'"):

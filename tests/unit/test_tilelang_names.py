@@ -3,6 +3,7 @@ language's half is in tests/unit/language, the programs themselves in tests/comp
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -393,6 +394,15 @@ def test_where_programs_take_names_from():
         and tilescale.Fragment is T.Fragment
         and tilescale.dtypes.float16 == "float16"
     )
+
+
+def test_modules_of_packages_are_there_without_an_import():
+    names = ["contrib.nvcc", "utils.target", "engine.param", "carver.arch"]
+    code = f"import tilescale as tilelang\nfor m in ({', '.join('tilelang.' + n for n in names)}): print(m.__name__)"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.split() == ["tilescale." + n for n in names]
+    with pytest.raises(AttributeError, match="'tilescale.contrib' has no attribute 'hipcc'"):
+        tilescale.contrib.hipcc  # noqa: B018
 
 
 def test_what_kernel_objects_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

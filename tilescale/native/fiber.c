@@ -454,7 +454,10 @@ static void run_fibers(ts_launch* L, ts_worker* W) {
   int more = 1;
   while (!ts_failed(L)) {
     int progress = 0;
-    int64_t looks = more && W->nfibers > 32 ? 32 : W->nfibers; /* with a thousand waiting, start the next ones soon */
+    /* With a thousand blocks waiting, start the next ones soon. Blocks of many executors come to their end first: stacks
+       would run out before all blocks had begun. */
+    int crowded = L->kernel->nregions > 0 && W->nfibers > 2048;
+    int64_t looks = more && !crowded && W->nfibers > 32 ? 32 : W->nfibers;
     for (; looks > 0 && W->ring && !ts_failed(L); looks--) {
       ts_fiber* f = W->ring;
       W->ring = f->next;
@@ -463,7 +466,7 @@ static void run_fibers(ts_launch* L, ts_worker* W) {
         progress = 1;
       }
     }
-    if (more && !ts_failed(L)) {
+    if (more && !ts_failed(L) && (!crowded || !progress || (++W->passes & 63) == 0)) { /* polling is progress, too */
       more = start_unit(L, W);
       progress |= more;
     }

@@ -167,7 +167,7 @@ typedef struct ts_worker {
   void* uc;
 #endif
   ts_fiber *ring, *spare; /* the next to look at; stacks to reuse */
-  int64_t nfibers, idle, ticks, looks;
+  int64_t nfibers, idle, ticks, looks, passes;
   int32_t index;
   uint8_t* arena;
   int64_t arena_bytes, slab_bytes;

@@ -66,7 +66,7 @@ class Profiler:
         extents: T.dynamic extents and scalar parameters, by name (scalars are 1 otherwise).
 
     Raises:
-        TileValueError: an extent that is missing or unknown.
+        TileValueError: an extent that is unknown; one that is missing where inputs are asked for.
     """
 
     def __init__(self, kernel: Launchable, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
@@ -94,13 +94,6 @@ class Profiler:
                     f"{kernel.name} has no inputs with {name}={value!r}",
                     expected="a number of elements, 0 or more",
                 )
-        missing = [name for name in symbols if name not in self.extents]
-        if missing:
-            raise TileValueError(
-                f"{kernel.name} has dynamic extents, and nothing says what {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'}",
-                hint=f"kernel.get_profiler({', '.join(f'{m}=1024' for m in missing)})",
-            )
         #: Whether the kernel talks to other ranks, so that all of them must call it equally often.
         self.collective: bool = kernel.collective
 
@@ -112,7 +105,18 @@ class Profiler:
         return [self._argument(p) for p in self._concrete() if not p["allocated"]]
 
     def _concrete(self) -> list[dict[str, Any]]:
-        """The parameters with every extent a number."""
+        """The parameters with every extent a number.
+
+        Raises:
+            TileValueError: an extent is missing.
+        """
+        missing = [name for name in self.kernel.symbols if name not in self.extents]
+        if missing:
+            raise TileValueError(
+                f"{self.kernel.name} has dynamic extents, and nothing says what {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'}",
+                hint=f"kernel.get_profiler({', '.join(f'{m}=1024' for m in missing)})",
+            )
         out = []
         for k, p in enumerate(self.kernel.params):
             made = {**p, "allocated": k in self.kernel.out_idx}
@@ -201,16 +205,20 @@ class Profiler:
     def do_bench(
         self,
         fn: Callable[..., Any] | None = None,
-        *,
         warmup: float = 25,
         rep: float = 100,
-        return_mode: str = "median",
-        args: Sequence[Any] | None = None,
-        input_tensors: Sequence[Any] | None = None,
         n_warmup: int = 0,
         n_repeat: int = 0,
-        quantiles: Sequence[float] | None = None,
+        input_tensors: Sequence[Any] | None = None,
         backend: str | None = None,
+        quantiles: Sequence[float] | None = None,
+        return_mode: str = "median",
+        dynamic_symbolic_constraints: dict[str, int] | None = None,
+        *,
+        args: Sequence[Any] | None = None,
+        func: Callable[..., Any] | None = None,
+        device: Any = None,
+        early_stop_baseline: float | None = None,
     ) -> Any:
         """Milliseconds a call takes, as the median of calls over about ``rep`` milliseconds, after ``warmup``
         milliseconds.
@@ -220,13 +228,18 @@ class Profiler:
                 none).
             return_mode: "median", "mean", "min", "max", or "all" for the list of samples. args: inputs
                 instead of `inputs`; input_tensors: TileLang's word for it.
-            n_warmup, n_repeat, quantiles, backend: see :func:`do_bench`.
+            n_warmup, n_repeat, quantiles, backend, device, early_stop_baseline: see :func:`do_bench`.
+            dynamic_symbolic_constraints: T.dynamic extents that nothing has said. func: TileLang's word for
+                ``fn``.
 
         Kernels that talk to other ranks run equally often on all of them; each rank returns its own time.
         """
         _check_mode(return_mode)
         _check_backend(backend)
-        args = input_tensors if args is None else args
+        compat.unused("do_bench", {"device": device, "early_stop_baseline": early_stop_baseline})
+        if dynamic_symbolic_constraints:
+            self = Profiler(self.kernel, self.supply, {**self.extents, **dynamic_symbolic_constraints})
+        args, fn = input_tensors if args is None else args, func if fn is None else fn
         given = list(self.inputs() if args is None else args)
         call = self.kernel if fn is None else fn
         if fn is not None and _takes(fn, 0) and not _takes(fn, len(given)):

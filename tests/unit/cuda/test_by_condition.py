@@ -18,9 +18,9 @@ from tilescale.errors import TileSyntaxError
 RNG = np.random.default_rng(23)
 
 
-def gathered(rounds: int, rows: int, valid: bool) -> Any:
+def gathered(rounds: int, rows: int, valid: bool, scope: bool = False) -> Any:
     """C = A Bᵀ, where A's rows are those of X that the indices name: one warpgroup copies them, 16 bytes a thread,
-    the other multiplies."""
+    the other multiplies. ``scope``: it says so by T.attr."""
 
     @T.prim_func
     def kernel(
@@ -60,19 +60,29 @@ def gathered(rounds: int, rows: int, valid: bool) -> Any:
                                 T.access_ptr(X[places[r], k * 64 + (tx - 128) % 8 * 8], "r", 8),
                                 8,
                             )
-                    for r in T.serial(8):
-                        T.ptx_cp_async(
-                            T.access_ptr(b[k % 2, r * 16 + (tx - 128) // 8, (tx - 128) % 8 * 8], "w", 8),
-                            T.access_ptr(B[r * 16 + (tx - 128) // 8, k * 64 + (tx - 128) % 8 * 8], "r", 8),
-                            8,
-                        )
+                    if scope:
+                        with T.attr("default", "async_scope", 1):
+                            for r in T.serial(8):
+                                for v in T.vectorized(8):
+                                    b[k % 2, r * 16 + (tx - 128) // 8, (tx - 128) % 8 * 8 + v] = B[
+                                        r * 16 + (tx - 128) // 8, k * 64 + (tx - 128) % 8 * 8 + v
+                                    ]
+                    else:
+                        for r in T.serial(8):
+                            T.ptx_cp_async(
+                                T.access_ptr(b[k % 2, r * 16 + (tx - 128) // 8, (tx - 128) % 8 * 8], "w", 8),
+                                T.access_ptr(
+                                    B[r * 16 + (tx - 128) // 8, k * 64 + (tx - 128) % 8 * 8], "r", 8
+                                ),
+                                8,
+                            )
                     T.cp_async_barrier_noinc(ready[k % 2])
 
     return kernel
 
 
-@pytest.mark.parametrize("rounds, valid", [(1, True), (5, True), (4, False)])
-def test_a_producer_that_gathers(rounds: int, valid: bool):
+@pytest.mark.parametrize("rounds, valid, scope", [(1, True, False), (5, True, True), (4, False, False)])
+def test_a_producer_that_gathers(rounds: int, valid: bool, scope: bool):
     rows = 100
     x, b = (RNG.standard_normal((n, 64 * rounds)).astype("float16") for n in (rows, 128))
     index = RNG.integers(0, rows, 64, dtype="int32")
@@ -82,7 +92,7 @@ def test_a_producer_that_gathers(rounds: int, valid: bool):
     left = np.where((index < rows)[:, None], x[np.minimum(index, rows - 1)], 0).astype(float)
     want = left @ b.astype(float).T
     want -= want.max(1, keepdims=True)
-    kernel = gathered(rounds, rows, valid)
+    kernel = gathered(rounds, rows, valid, scope)
     found = launch(kernel, 1, args)
     assert not found.report.findings, found.report
     np.testing.assert_allclose(found.arrays[0]["C"], want, rtol=1e-3, atol=1e-2)
@@ -90,6 +100,7 @@ def test_a_producer_that_gathers(rounds: int, valid: bool):
     np.testing.assert_allclose(out["C"], want, rtol=1e-3, atol=1e-2)
     text = print_kernel(emulated.lowered(kernel, "sm_90a").kernel).text
     assert "ts::wgmma_m64n128k16_f16" in text and "ts::cp_async_arrive(&ready" in text
+    assert text.count("ts::cp_async<16>") == 2
 
 
 def shared_scores(rounds: int, awaited: bool) -> Any:
@@ -194,6 +205,99 @@ def test_what_is_left_out_is_found(fault: str, monkeypatch: pytest.MonkeyPatch):
         emulated.run(gathered(3, 90, True), args, "sm_90a", 0)
 
 
+def shared_out_by_warps(rounds: int) -> Any:
+    """C = A of rows scaled: one warpgroup multiplies; of the other one, a warp copies A, by TMA while rows are
+    whole, another one the factors. A third warp sets a variable of the block for itself and stores what it
+    counts."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64 * rounds, 64), "float16"),
+        V: T.Tensor((64 * rounds,), "float32"),
+        C: T.Tensor((64 * rounds, 64), "float32"),
+        D: T.Tensor((32,), "int32"),
+    ):
+        with T.Kernel(1, threads=256):
+            a, v = T.alloc_shared((2, 64, 64), "float16"), T.alloc_shared((2, 64), "float32")
+            acc = T.alloc_fragment((64, 64), "float32")
+            ready, free = T.alloc_barrier([64] * 2), T.alloc_barrier([128] * 2)
+            last = T.alloc_var("int32", init=1)
+            tx = T.get_thread_binding()
+            if tx < 128:
+                T.set_max_nreg(240, 1)
+                for k in T.serial(rounds):
+                    T.barrier_wait(ready[k % 2], k // 2 % 2)
+                    for i, j in T.Parallel(64, 64):
+                        acc[i, j] = a[k % 2, i, j] * v[k % 2, i]
+                    T.fence_proxy_async()
+                    T.barrier_arrive(free[k % 2])
+                    T.copy(acc, C[k * 64, 0])
+            else:
+                T.set_max_nreg(24, 0)
+                if tx < 160:
+                    for k in T.serial(rounds):
+                        T.barrier_wait(free[k % 2], (k // 2 + 1) % 2)
+                        if k + 1 < rounds:
+                            T.tma_copy(A[k * 64 : k * 64 + 64, :], a[k % 2, :, :], barrier=ready[k % 2])
+                        else:
+                            for i, j in T.Parallel(64, 64):
+                                a[k % 2, i, j] = A[k * 64 + i, j]
+                        T.barrier_arrive(ready[k % 2])
+                elif tx < 192:
+                    for k in T.serial(rounds):
+                        T.barrier_wait(free[k % 2], (k // 2 + 1) % 2)
+                        for i in T.Parallel(64):
+                            v[k % 2, i] = V[k * 64 + i]
+                        T.barrier_arrive(ready[k % 2])
+                elif tx < 224:
+                    last = last + rounds
+                    for i in T.Parallel(32):
+                        D[i] = last * i
+
+    return kernel
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_warps_of_a_warpgroup_do_what_their_condition_says(rounds: int):
+    a, v = RNG.standard_normal((64 * rounds, 64)).astype("float16"), RNG.random(64 * rounds, "float32")
+    args = {"A": a, "V": v, "C": np.zeros(a.shape, "float32"), "D": np.zeros(32, "int32")}
+    want = {"C": a.astype("float32") * v[:, None], "D": np.arange(32) * (rounds + 1)}
+    kernel = shared_out_by_warps(rounds)
+    found = launch(kernel, 1, args)
+    assert not found.report.findings, found.report
+    for out in (found.arrays[0], emulated.run(kernel, args, "sm_90a", 0)):
+        for name, array in want.items():
+            np.testing.assert_array_equal(out[name], array)
+
+
+@pytest.mark.parametrize("threads", [64, 160, 256])
+def test_two_warps_of_a_block_hand_rows_over(threads: int):
+    @T.prim_func
+    def kernel(A: T.Tensor((7, 64), "float32"), C: T.Tensor((7, 64), "float32")):
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_shared((2, 64), "float32")
+            full, empty = T.alloc_barrier([32] * 2), T.alloc_barrier([32] * 2)
+            tx = T.get_thread_binding()
+            if tx < 32:
+                for k in T.serial(7):
+                    T.barrier_wait(empty[k % 2], (k // 2 + 1) % 2)
+                    T.tma_copy(A[k, 0:64], a[k % 2, :], barrier=full[k % 2])
+                    T.barrier_arrive(full[k % 2])
+            elif tx < 64:
+                for k in T.serial(7):
+                    T.barrier_wait(full[k % 2], k // 2 % 2)
+                    for i in T.Parallel(64):
+                        C[k, i] = a[k % 2, i] * 2
+                    T.fence_proxy_async()
+                    T.barrier_arrive(empty[k % 2])
+
+    args = {"A": RNG.random((7, 64), "float32"), "C": np.zeros((7, 64), "float32")}
+    found = launch(kernel, 1, args)
+    assert not found.report.findings, found.report
+    for out in (found.arrays[0], emulated.run(kernel, args, "sm_90a", 0)):
+        np.testing.assert_array_equal(out["C"], args["A"] * 2)
+
+
 def test_registers_move_between_whole_warpgroups_alone():
     def kernel(edge: int) -> Any:
         @T.prim_func
@@ -223,6 +327,11 @@ POINTERS = 'T.ptx_cp_async(T.access_ptr({}, "w", {}), T.access_ptr({}, "r", {}),
         ("T.ptx_wait_group(n)", "T.ptx_wait_group(n)"),
         ("T.cp_async_barrier_noinc(a)", "T.cp_async_barrier_noinc is a tile of (64, 64)"),
         ("T.wgmma_gemm(h, g, f, annotations={'a': 1})", "T.wgmma_gemm with annotations={'a': 1}"),
+        (
+            "with T.attr('d', 'async_scope', 1):\n    for v in T.vectorized(8): h[0, v] = 0",
+            "what stores into h",
+        ),
+        ("with T.attr('d', 'async_scope', 0):\n    pass", "T.attr of 'async_scope'"),
     ],
 )
 def test_refusals(text: str, message: str):

@@ -444,3 +444,20 @@ def test_what_scales_signals_and_barriers_refuse():
         expected="sum, max",
     )
     refuse(v, "root=-1 is no rank", lambda A, S, s, t, l, f: at("device", lambda: T.broadcast(S, S, -1)))
+
+
+def test_blocks_of_a_thousand_threads_end_before_many_others_begin():
+    """Stacks of all threads of all blocks at once are more than a process may have (vm.max_map_count)."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((40, 1024), "int32")):
+        with T.Kernel(40, threads=1024) as b:
+            row = T.alloc_shared((1024,), "int32")
+            with T.Scale("thread") as (t, n):
+                row[t] = t
+                T.sync_threads()
+                C[b, t] = row[1023 - t]
+
+    c = ints(40, 1024)
+    run(kernel)(c)
+    assert c.equal(torch.arange(1023, -1, -1, dtype=torch.int32).expand(40, 1024))
