@@ -160,7 +160,7 @@ RUNTIME: dict[str, set[str]] = {
     "autotuner": {"compat", "language", "profiler", "kernel", "jitted", "jit", "tuning"},
     "carver": {"devices", "language", "jit", "tuning", "submodules"},
     "ops": {"agree", "advice", "language", "devices", "kernel", "jit"},
-    "nn": {"ops"},
+    "nn": {"ops", "agree"},
     "testing": {"compat", "lifetime", "language", "kernel", "simulator", "jit", "utils"},
     "__init__": {
         "tilelang_env",
