@@ -40,7 +40,7 @@ SAID = {
     "tilescale.compile": _COMPILER,
     "tilescale.jit": {*_COMPILER, "debug_root_path", "mode"},
     "Kernel.get_kernel_source": {"kernel_only"},
-    "Profiler.do_bench": {"backend"},
+    "Profiler.do_bench": {"backend", "device", "early_stop_baseline"},
 }
 #: Exceptions, data and what takes whatever a kernel's author declared.
 _CLASSES = (Kernel, Profiler, Factory, Eager)
@@ -173,6 +173,10 @@ def benched(**words: Any) -> Any:
     return seen
 
 
+def refusing(*_: Any) -> None:
+    raise ValueError("called")
+
+
 def supplied(**words: Any) -> list[float]:
     return [float(x) for x in np.asarray(kernel().get_profiler(**words).inputs()[0])]
 
@@ -225,6 +229,14 @@ PAIRS: dict[str, dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
     },
     "Profiler.do_bench": {
         "fn": (lambda: kernel().get_profiler().do_bench(print, return_mode="no"), lambda: len(benched()) > 0),
+        "func": (
+            lambda: isinstance(kernel().get_profiler().do_bench(warmup=0, rep=0), float),
+            lambda: kernel().get_profiler().do_bench(func=refusing, warmup=0, rep=0),
+        ),
+        "dynamic_symbolic_constraints": (
+            lambda: len(benched()) < 3000,
+            lambda: len(benched(dynamic_symbolic_constraints={"no": 4})) < 3000,
+        ),
         "warmup": (lambda: len(benched()) < 3000, lambda: len(benched(warmup=60)) < 3000),
         "rep": (lambda: len(benched()) < 3000, lambda: len(benched(rep=60)) < 3000),
         "return_mode": (
