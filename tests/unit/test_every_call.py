@@ -174,7 +174,7 @@ def benched(**words: Any) -> Any:
 
 
 def refusing(*_: Any) -> None:
-    raise ValueError("called")
+    raise AssertionError("called")
 
 
 def supplied(**words: Any) -> list[float]:
