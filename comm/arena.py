@@ -107,8 +107,7 @@ class Arena:
             log.say(
                 "info",
                 f"{self.sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: "
-                "milliseconds a launch; operations of several ranks "
-                "keep as large a part of its multiprocessors each",
+                "milliseconds a launch; operations of several ranks keep a part of its multiprocessors each",
                 once=True,
             )
         return device

@@ -63,7 +63,7 @@ class Heap:
     @property
     def sharing(self) -> int:
         """How many ranks share a GPU, at most."""
-        return getattr(self.memory, "sharing", 1)
+        return self.memory.sharing
 
     def fresh(self, dtype: str) -> None:
         """New memory is left as it is."""

@@ -57,6 +57,9 @@ class Shm:
     has died, or has other sizes, when ranks are on several machines, or when /dev/shm is full.
     """
 
+    #: how many ranks share a GPU: here none has one
+    sharing = 1
+
     def __init__(self, world: World, segment: int):
         if world.local_size != world.size:
             machines.check(world, _Absent(world).look)

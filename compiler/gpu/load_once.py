@@ -41,10 +41,10 @@ def load_once(body: Any) -> Any:
     structural_walk(body, (ir.Call, lambda c: guarded.append(c) if _is_guarded(c) else None))
     if len(guarded) < 2:
         return body
-    body = structural_map(body, (tirx.BufferStore, store))
-    body = structural_map(body, (tirx.Bind, bind))
-    body = structural_map(body, (tirx.IfThenElse, branch))
-    return structural_map(body, (tirx.Evaluate, evaluate))
+    changes = [
+        (tirx.BufferStore, store), (tirx.Bind, bind), (tirx.IfThenElse, branch), (tirx.Evaluate, evaluate),
+    ]  # fmt: skip
+    return structural_map(body, changes)
 
 
 def _named(expressions: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -63,7 +63,8 @@ def _named(expressions: list[Any]) -> tuple[list[Any], list[Any]]:
         if again is None:
             return made, expressions
         name = tirx.Var(again.args[1].source.name + "_at", again.ty)
-        made.append(tirx.Bind(name, again))
+        inner, (value,) = _named([again])  # what says where it lies may be a load that is named twice
+        made += [*inner, tirx.Bind(name, value)]
 
         def put(c: Any, again: Any = again, name: Any = name) -> Any:
             return name if _is_guarded(c) and same_expression(c, again) else c

@@ -34,7 +34,7 @@ from tilescale.compiler.layout.matrices import matrices, writers
 from tilescale.compiler.ops.cp_async import element_of
 from tilescale.compiler.ops.fence import fence, proxy_fence
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
-from tilescale.compiler.passes.schedule import AHEAD
+from tilescale.compiler.passes.schedule import AHEAD, read_by_engines
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
@@ -162,13 +162,7 @@ class _Walk:
         self.staged = (
             {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         )
-        #: those of which TMA stores stages that threads have filled, or wgmma reads them
-        self.put = {
-            plan.ring_of[a.region.source]
-            for c, op in operations(program.func.body)
-            for a in (effects_of(c) if plan is not None and len(plan.roles) < 2 else ())
-            if a.mode == "read" and a.proxy == "async" and a.region.source in plan.ring_of
-        }
+        self.put = read_by_engines(program)
         self.pending: list[Touch] = []
         #: what rows touch that go to other ranks beside their executor
         self.late: list[Touch] = []

@@ -18,28 +18,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ir.operations import effects_of, name_of, operations
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes.products import flat
 from tilescale.compiler.passes.roles import calls
-from tilescale.compiler.passes.schedule import AHEAD
+from tilescale.compiler.passes.schedule import AHEAD, read_by_engines
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
 def issue_early(program: TileProgram) -> TileProgram:
     """The program with such loops."""
-    plan = program.schedule
-    by_engines = {
-        plan.ring_of[a.region.source]
-        for c, _ in operations(program.func.body)
-        for a in effects_of(c)
-        if a.proxy == "async" and a.region.source in plan.ring_of
-    }
+    by_engines = read_by_engines(program)
     rings = {
         r.number: r
-        for r in plan.rings
+        for r in program.schedule.rings
         if r.form == AHEAD and r.depth == 2 and not r.below and r.number not in by_engines
     }
     if not rings:

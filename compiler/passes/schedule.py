@@ -41,6 +41,7 @@ from tilescale.compiler.advice import reason
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
 from tilescale.compiler.ir.nests import is_nest
+from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
@@ -96,6 +97,20 @@ class Ring:
     below: int = 0
     #: a round's copies are issued in front of the wait for those of the round before (issue_early.py)
     early: bool = False
+
+
+def read_by_engines(program: TileProgram) -> set[int]:
+    """The rings of which TMA stores stages that threads have filled, or wgmma reads them; none where a
+    producer fills all."""
+    plan = program.schedule
+    if plan is None or len(plan.roles) > 1:
+        return set()
+    return {
+        plan.ring_of[a.region.source]
+        for c, _ in operations(program.func.body)
+        for a in effects_of(c)
+        if a.mode == "read" and a.proxy == "async" and a.region.source in plan.ring_of
+    }
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def pause(rounds: T.Tensor((LENGTH,), "int32"), k: T.int32, end: T.Tensor((1,), 
         end[0] = x
 
 
-def ways(op: RankOp, case: Case) -> dict[str, dict[str, Any]]:
+def ways(op: RankOp, case: Case, device: str) -> dict[str, dict[str, Any]]:
     """The ways of a case and what asks for them, the library's left out; its own where it names one."""
     if "how" in case.shape:
         return {str(case.shape["how"]): {}}
@@ -58,7 +58,7 @@ def ways(op: RankOp, case: Case) -> dict[str, dict[str, Any]]:
         return {f"scales by {case.shape['scales']}": {}}
     if "BM" in case.shape:
         return {"fused, pulls" if case.shape.get("pull") else "fused, small tiles": {}}
-    units = host.units(comm.signals(1).device)
+    units = host.units(torch.device(device))
     found = op.ways(world=comm.world_size(), units=units, **case.shape)
     return {way: more for way, more in found.items() if way != "library"}
 
@@ -99,7 +99,7 @@ def targets(module: str, device: str) -> dict[str, list[Target]]:
     op, found = load_ranks(module), dict[str, list[Target]]()
     for case in op.cases:
         if case.small:
-            for way, more in ways(op, case).items():
+            for way, more in ways(op, case, device).items():
                 of = found.setdefault(way, [])
                 if len(of) < CASES:
                     of.append(Target(op, case, more, device))
