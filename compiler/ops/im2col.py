@@ -71,7 +71,7 @@ def im2col(
         # The columns of a tile belong to one window, and those of `each` tiles are its channels.
         each = channels // columns
         moved = (binary("//", c_step, each), binary("*", binary("%", c_step, each), columns))
-        if stride == 1 and out_w % rows == 0:
+        if stride == 1 and (out_w % rows == 0 or _boxes(rows, out_w)):
             _copied(img, col, nhw_step, moved, (kernel, dilation, pad), (out_h, out_w))
             return
     nest = LoopNest("parallel", [(0, rows, 1), (0, columns, 1)])
@@ -99,6 +99,14 @@ def im2col(
 c2d_im2col = im2col
 
 
+def _boxes(rows: int, out_w: int) -> int:
+    """How many whole rows of results a tile holds, where each is a box that engines place: whole groups of
+    the eight rows that a swizzle permutes, and so few that a thread issues them all. Zero where it is not
+    so."""
+    boxes = rows // out_w
+    return boxes if boxes * out_w == rows and out_w % 8 == 0 and boxes <= 8 else 0
+
+
 def _copied(
     img: Buffer,
     col: Buffer,
@@ -107,19 +115,25 @@ def _copied(
     how: tuple[int, int, int],
     out: tuple[int, int],
 ) -> None:
-    """A tile within a row of results: neighbours in a row of the image, and what lies outside reads as zero.
-    ``column``: the window that the tile's columns belong to, and their first channel. ``how``: kernel,
-    dilation, pad. ``out``: the rows and columns of results."""
+    """A tile within a row of results, or of whole rows: neighbours in a row of the image, and what lies
+    outside reads as zero. ``column``: the window that the tile's columns belong to, and their first channel.
+    ``how``: kernel, dilation, pad. ``out``: the rows and columns of results."""
     (window, c), (kernel, dilation, pad), (out_h, out_w) = column, how, out
-    each = out_w // col.shape[0]
-    row = binary("//", nhw_step, each)
+    boxes = max(1, col.shape[0] // out_w)
+    length = col.shape[0] // boxes
+    each = out_w // length
 
     def place(at: Any, step: Any) -> Any:
         return binary("-", binary("+", at, binary("*", step, dilation)), pad)
 
-    y = place(binary("%", row, out_h), binary("//", window, kernel))
-    x = place(binary("*", binary("%", nhw_step, each), col.shape[0]), binary("%", window, kernel))
     # windows behind the last one, where a caller goes on beyond the matrix, lie below the image
     beyond = tirx.max(as_expr(binary("-", window, kernel * kernel - 1)), as_expr(0))
-    y = binary("+", y, binary("*", beyond, int(img.shape[1]) + pad))
-    copy(img[binary("//", row, out_h), y, x, c], col)
+    x = place(binary("*", binary("%", nhw_step, each), length), binary("%", window, kernel))
+    for k in range(boxes):
+        row = binary("+", binary("*", binary("//", nhw_step, each), boxes), k)
+        y = place(binary("%", row, out_h), binary("//", window, kernel))
+        y = binary("+", y, binary("*", beyond, int(img.shape[1]) + pad))
+        copy(
+            img[binary("//", row, out_h), y, x, c],
+            col[k * length : (k + 1) * length, :] if boxes > 1 else col,
+        )

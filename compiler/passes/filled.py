@@ -3,8 +3,10 @@ them read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +20,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement) that only
-    those behind them read."""
+    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement, of several the
+    last) that only those behind them read."""
 
     loop: Any
     stmts: list[Any]
@@ -30,10 +32,12 @@ class Pipeline:
     branches: bool = False
     #: loops of T.Parallel that fill a tile, too, with how
     gathers: Mapping[Any, Gather] = field(default_factory=dict)
+    #: copies that fill a tile together, with that tile
+    parts: Mapping[Any, Any] = field(default_factory=dict)
 
     def filled(self, stmt: Any) -> Any:
         """The buffer that a statement fills; None where it fills none of which there can be stages."""
-        return _filled(stmt, self.branches, self.gathers)
+        return self.parts.get(stmt, _filled(stmt, self.branches, self.gathers))
 
     def asynchronous(self, stmts: list[Any]) -> list[Any]:
         """Statements with the gathers among them as what fills a ring that has no number yet."""
@@ -95,10 +99,11 @@ def pipeline_of(
     stmts = statements(loop.body)
     if branches:
         stmts = [part for s in stmts for part in _apart(s)]
+    parts = _parts(stmts)
+    filled = [parts.get(s, _filled(s, branches, gathers)) for s in stmts]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
-    for k, s in enumerate(stmts):
-        buffer = _filled(s, branches, gathers)
+    for k, buffer in enumerate(filled):
         # used in this loop alone, written once, and read by no statement before: the previous round's value
         # is never wanted
         if (
@@ -107,43 +112,70 @@ def pipeline_of(
             and buffer not in views
             and (inside[buffer] == uses[buffer] or buffer in shared)
         ):
-            if not any(buffer in buffer_uses(t) for t in stmts[:k]) and not any(
-                writes(t, buffer) for t in stmts[k + 1 :]
+            mine = [i for i, b in enumerate(filled) if stmts[i] in parts and buffer.same_as(b)]
+            mine = mine if k in mine else [k]
+            before, behind = stmts[: mine[-1]], stmts[mine[-1] + 1 :]
+            if not any(buffer in buffer_uses(t) for i, t in enumerate(before) if i not in mine) and not any(
+                writes(t, buffer) for t in behind
             ):
-                fills[buffer] = k
+                fills[buffer] = mine[-1]
     if not fills:
         return None
-    first, last = min(fills.values()), max(fills.values())
+    first, last = next(k for k, b in enumerate(filled) if b in fills), max(fills.values())
     amid = not by_reader and any(
         fills.keys() & buffer_uses(s).keys()
-        for s in stmts[first:last]
-        if _filled(s, branches, gathers) not in fills
+        for s, b in zip(stmts[first:last], filled[first:], strict=False)
+        if b not in fills
     )
     if amid and (not between or any(splitting.waits(s) for s in stmts[first:last])):
         return None  # a reader stands between the copies: the stage would be committed too late for it
-    return Pipeline(loop, stmts, fills, first, last, branches, gathers)
+    return Pipeline(loop, stmts, fills, first, last, branches, gathers, parts)
 
 
 def filled_tile(stmt: Any) -> Any:
     """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for
     anything else, and for copies that the author keeps where they stand."""
+    dst, box = _box(stmt)
+    return dst if box is not None and box == [(0, int(e)) for e in dst.ty.shape] else None
+
+
+def _box(stmt: Any) -> tuple[Any, list[tuple[int, int]] | None]:
+    """The shared buffer into which a copy from global memory goes, and where its places begin and end along
+    each axis, if constants say so; (None, None) for anything else."""
     call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
     if not isinstance(call, ir.Call) or call.op.name not in ("ts.copy", "ts.remote_copy"):
-        return None
+        return None, None
     src, dst = call.args[:2]
     if "pinned" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
-        return None
+        return None, None
     if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
-        return None
-    shape = list(dst.source.ty.shape)
-    whole = all(
-        isinstance(r.min, tirx.IntImm)
-        and r.min.value == 0
-        and isinstance(r.extent, tirx.IntImm)
-        and int(r.extent.value) == int(e)
-        for r, e in zip(dst.region, shape, strict=True)
-    )
-    return dst.source if whole else None
+        return None, None
+    known = all(isinstance(r.min, tirx.IntImm) and isinstance(r.extent, tirx.IntImm) for r in dst.region)
+    ranges = [(int(r.min), int(r.min) + int(r.extent)) for r in dst.region] if known else None
+    return dst.source, ranges
+
+
+def _parts(stmts: list[Any]) -> dict[Any, Any]:
+    """Copies of boxes that do not overlap and are a tile together → that tile."""
+    boxes: dict[Any, dict[Any, list[tuple[int, int]]]] = {}
+    for s in stmts:
+        tile, box = _box(s)
+        if box is not None:
+            boxes.setdefault(tile, {})[s] = box
+    found = {}
+    for tile, of in boxes.items():
+        whole = math.prod(int(e) for e in tile.ty.shape)
+        if (
+            len(of) > 1
+            and sum(math.prod(end - begin for begin, end in box) for box in of.values()) == whole
+            and not any(_overlap(one, other) for one, other in combinations(of.values(), 2))
+        ):
+            found |= dict.fromkeys(of, tile)
+    return found
+
+
+def _overlap(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> bool:
+    return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def writes(stmt: Any, buffer: Any) -> bool:

@@ -27,7 +27,7 @@ from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.layout.fragment import Fragment
-from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.passes import annotated, boxes
@@ -343,8 +343,28 @@ def _check_copies(program: TileProgram) -> None:
     names = bound_in(program.func.body)
     for call in splitting.calls(program.func.body):
         if REGISTRY[call.op.name].fills:
-            if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:]), names):
+            tile = call.args[1].region[1:]
+            why = _unfit_copy(call, program.params, [r.extent for r in tile], names)
+            if why := why or _unfit_part(call.args[1]):
                 raise Unfit(why, call)
+
+
+def _unfit_part(dst: Any) -> str | None:
+    """Why TMA cannot fill this part of a ring's stage; None where it can, as it can the whole. A part begins
+    and ends where groups of the widest swizzle do, eight rows of 128 bytes."""
+    tile, shape = dst.region[1:], [int(e) for e in dst.source.ty.shape[1:]]
+    if [int(r.extent) for r in tile] == shape:
+        return None
+    each = (8, 1024 // bits_of(dst.source))
+    if len(shape) == 2 and all(
+        int(r.extent) == e or int(r.min) % n == 0 == int(r.extent) % n
+        for r, e, n in zip(tile, shape, each, strict=True)
+    ):
+        return None
+    return reason(
+        f"a copy fills a part of {dst.source.name} that a swizzle does not end with",
+        f"parts of multiples of {each[0]} rows and {each[1]} columns",
+    )
 
 
 def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any]) -> str | None:

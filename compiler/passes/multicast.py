@@ -126,8 +126,8 @@ class _Shares:
 
     def _divides(self, call: Any, axes: str) -> bool:
         """Whether a tile has a share of whole boxes for each block; a part of a row is not worth sharing."""
-        shape = call.args[1].source.ty.shape
-        rows = int(shape[1]) if len(shape) == 3 else 1
+        filled = call.args[1].region
+        rows = int(filled[1].extent) if len(filled) == 3 else 1
         return bool(rows % (ROWS * prod(self.dims[AXES.index(a)] for a in axes)) == 0)
 
     def visit(self, s: Any) -> None:

@@ -249,7 +249,7 @@ class _Draft:
             return None
         if splitting.waits(p.loop.body):
             return "the copies wait for others, who may wait for whom they meet in the loop"
-        copies = [p.stmts[k].value.args[0].source for k in p.fills.values()]
+        copies = [s.value.args[0].source for s in p.stmts if p.filled(s) in p.fills]
         sources = [splitting.root(self.program.func.body, b) for b in copies]
         written = written_buffers(self.program)
         changed = next((b.name for b in sources if b in written), None)

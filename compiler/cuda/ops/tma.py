@@ -4,7 +4,7 @@ read as zeros, which count among the bytes that the barrier expects, and never w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,11 @@ def lower_tma_load(call: Any, cx: CudaLowering) -> Any:
     )
     stage = cx.scalar(dst.region[0].min)
     full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
+    shape, first = (
+        [int(k) for k in of] for of in zip(*((r.extent, r.min) for r in dst.region[1:]), strict=True)
+    )
     out = []
-    for tile, name, coordinates in boxes(
-        cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared
-    ):
+    for tile, name, coordinates in boxes(cx, dst.source, src, shape, [stage], shared, first=first):
         out.append(
             tirx.Evaluate(
                 tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span
@@ -140,11 +141,14 @@ def boxes(
     shared: str = "",
     part: tuple[Any, int] = (None, 1),
     columns: tuple[Any, int] | None = None,
+    first: Sequence[int] = (0, 0),
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each
     lies in the tile, the tensor map, and its coordinates, the innermost first. ``shared``: axes of the
     cluster along which blocks share the tile: its own part. ``part``: which of how many parts of the tile's
-    rows. ``columns``: the first one and how many of the tile's the region is copied to or from; else all."""
+    rows. ``columns``: the first one and how many of the tile's the region is copied to or from; else all.
+    ``first``: the row and column of a larger tile where that of ``shape`` begins, whole groups of its
+    swizzle."""
     if len(shape) == 1:
         yield _part_of_row(cx, tile, region, shape[0], stage)
         return
@@ -173,7 +177,8 @@ def boxes(
         for c in range(0, broad, wide):
             where, row, col = list(starts), first_row + widened(r, "int32"), first_col + widened(c, "int32")
             where[axes[0]], where[axes[1]] = where[axes[0]] + row, where[axes[1]] + col
-            linear = cx.analyzer.simplify(place.linear([*stage, row, col if columns is None else col + left]))
+            inside = [row + first[0], (col if columns is None else col + left) + first[1]]
+            linear = cx.analyzer.simplify(place.linear([*stage, *inside]))
             yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]
 
 

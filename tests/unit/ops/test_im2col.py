@@ -25,6 +25,9 @@ SHAPES = (
     (2, 32, 5, 32, 16, 3, 1, 1, 1),
     (1, 16, 4, 66, 16, 3, 1, 1, 0),
     (1, 16, 6, 32, 16, 3, 1, 2, 2),
+    # several rows of results are one tile, also of two images
+    (2, 16, 3, 16, 16, 3, 1, 1, 1),
+    (2, 16, 3, 10, 16, 3, 1, 1, 0),
 )
 
 
@@ -69,29 +72,38 @@ def test_convolution(shape: tuple[int, ...], target: str):
     np.testing.assert_allclose(got["C"], want.permute(0, 2, 3, 1).numpy(), rtol=1e-4, atol=1e-4)
 
 
-@T.prim_func
-def boxed(
-    A: T.Tensor((2, 4, 64, 64), "float16"),
-    B: T.Tensor((3, 3, 64, 64), "float16"),
-    C: T.Tensor((2, 4, 64, 64), "float16"),
-):
-    with T.Kernel(1, 8, threads=128) as (bx, by):
-        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
-        acc = T.alloc_fragment((64, 64), "float32")
-        weights = T.Tensor((3 * 3 * 64, 64), "float16", B.data)
-        out = T.Tensor((2 * 4 * 64, 64), "float16", C.data)
-        T.clear(acc)
-        for i in T.Pipelined(18, num_stages=2):
-            T.im2col(A, a, by, i, 3, 1, 1, 1)
-            T.copy(weights[i * 32, bx * 64], b)
-            T.gemm(a, b, acc)
-        T.copy(acc, out[by * 64, bx * 64])
+def boxed(rows: int) -> Any:
+    """So many rows of the matrix a tile."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((2, 4, 64, 64), "float16"),
+        B: T.Tensor((3, 3, 64, 64), "float16"),
+        C: T.Tensor((2, 4, 64, 64), "float16"),
+    ):
+        with T.Kernel(1, 512 // rows, threads=128) as (bx, by):
+            a, b = T.alloc_shared((rows, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            acc = T.alloc_fragment((rows, 64), "float32")
+            weights = T.Tensor((3 * 3 * 64, 64), "float16", B.data)
+            out = T.Tensor((2 * 4 * 64, 64), "float16", C.data)
+            T.clear(acc)
+            for i in T.Pipelined(18, num_stages=2):
+                T.im2col(A, a, by, i, 3, 1, 1, 1)
+                T.copy(weights[i * 32, bx * 64], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, out[by * rows, bx * 64])
+
+    return kernel
 
 
-def test_boxes_of_the_image_go_through_a_ring_by_tma():
-    """Both operands, though one of them is a view of a tensor, and the result."""
-    code = driver.source_text(boxed.trace(), "cuda", "cuda:sm_90a")
-    for name in ("A", "B", "C"):
+@pytest.mark.parametrize("rows", [64, 128])
+def test_boxes_of_the_image_go_through_a_ring_by_tma(rows: int):
+    """Both operands, though one of them is a view of a tensor, and the result. A tile of 128 rows of the
+    matrix is two rows of the image, a box each; of the result, which is one of such a view, it is none."""
+    kernel = boxed(rows)
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    assert len(re.findall(r"ts::tma_load\(.*\bA_map\b", code)) == rows // 64, code
+    for name in ("A", "B", "C") if rows == 64 else ("A", "B"):
         assert re.search(rf"ts::tma_(load|store)\(.*\b{name}_map\b", code), code
     a, b = (RNG.standard_normal(shape).astype("float16") for shape in ((2, 4, 64, 64), (3, 3, 64, 64)))
     want = torch.nn.functional.conv2d(
@@ -100,7 +112,7 @@ def test_boxes_of_the_image_go_through_a_ring_by_tma():
         padding=1,
     ).permute(0, 2, 3, 1)
     for target in ("sim", "sm_90a"):
-        out = run(boxed, {"A": a, "B": b, "C": np.full((2, 4, 64, 64), np.nan, "float16")}, target)["C"]
+        out = run(kernel, {"A": a, "B": b, "C": np.full((2, 4, 64, 64), np.nan, "float16")}, target)["C"]
         np.testing.assert_allclose(out.astype(float), want.numpy(), rtol=2e-2, atol=0.15)
 
 
