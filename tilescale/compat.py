@@ -22,7 +22,8 @@ class _AnyName(type):
 
 class PassConfigKey(metaclass=_AnyName):
     """TileLang's switches for its passes. ``pass_configs={PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes
-    T.exp and its kin of float32 the fast ones, as ``T.__exp`` does by name, on every target. With
+    T.exp and its kin of float32 the fast ones, as ``T.__exp`` does by name, and a / b a * T.fast_rcp(b), on
+    every target. With
     ``TL_DISABLE_THREAD_STORAGE_SYNC`` the author's barriers alone order what threads do by their index
     (docs/LANGUAGE.md, "A thread's own code"). The others are accepted and have no effect
     (TILESCALE_LOG=info says so)."""

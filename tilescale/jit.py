@@ -49,7 +49,8 @@ def compile(  # the name that users know
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
         pass_configs: see `tilescale.PassConfigKey`: ``{PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes T.exp
-            and its kin of float32 the fast ones; what decides nothing here is said in the log.
+            and its kin of float32, and divisions of it, the fast ones; what decides nothing here is said in
+            the log.
         execution_backend, target_host, verbose, compile_flags: TileLang's words for how its compiler works;
             they decide nothing here either.
 
@@ -271,7 +272,8 @@ def jit(
         target: see :func:`compile`; with "auto" the tensors of a call decide.
         instrument: log remote operations and waits as the kernel runs.
         pass_configs: see `tilescale.PassConfigKey`: ``{PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes T.exp
-            and its kin of float32 the fast ones; what decides nothing here is said in the log.
+            and its kin of float32, and divisions of it, the fast ones; what decides nothing here is said in
+            the log.
         execution_backend, target_host, verbose, debug_root_path, compile_flags, mode: TileLang's words for
             how its compiler works; they decide nothing here either.
 

@@ -34,6 +34,7 @@ from tilescale.compiler.tvm_compat import (
 )
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical, dtype
+from tilescale.language.funcs import FAST_MATH
 from tilescale.language.symbolic import COMPARE, Const, Sym, SymExpr, settle
 
 
@@ -140,8 +141,9 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def binary(op: str, a: Any, b: Any) -> Any:
-    """``a op b`` over Python values, symbols and IR.
+def binary(op: str, a: Any, b: Any, *, exact: bool = False) -> Any:
+    """``a op b`` over Python values, symbols and IR. ``exact``: a quotient is correctly rounded, whatever the
+    kernel asks for.
 
     Raises:
         TileTypeError: the operands' dtypes do not fit the operator.
@@ -167,7 +169,17 @@ def binary(op: str, a: Any, b: Any) -> Any:
         return _float_modulo(a, b)
     if op == "**":
         return _power(a, b, ints)
+    if op == "/" and not exact and _divides_fast(a, b):
+        part = ir.Call("ts.math.__rcp", [b], ret_ty=ir.PrimType("float32"))
+        return part if constant(a) == 1 else _operate("*", a, part)
     return _operate(op, a, b)
+
+
+def _divides_fast(a: Any, b: Any) -> bool:
+    """Whether a quotient is one of float32 and a product with the fast reciprocal, of which many that share a
+    divisor need one: what the kernel asks for. One by a constant costs no more as it is."""
+    floats = all(not is_expr(x) or str(x.ty) == "float32" for x in (a, b))
+    return floats and is_expr(b) and not isinstance(b, tirx.FloatImm) and bld.asks_for(FAST_MATH)
 
 
 _SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}

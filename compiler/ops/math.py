@@ -434,7 +434,7 @@ def ieee_fdiv(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a / b, correctly rounded."""
     if _elsewhere(rounding_mode, "ieee_fdiv"):
         return _directed("ieee_fdiv", rounding_mode, a, b)
-    return binary("/", a, b)
+    return binary("/", a, b, exact=True)
 
 
 def ieee_sqrt(x: Any, rounding_mode: str = "rn") -> Any:
@@ -453,7 +453,7 @@ def ieee_frcp(x: Any, rounding_mode: str = "rn") -> Any:
     """1 / x, correctly rounded."""
     if _elsewhere(rounding_mode, "ieee_frcp"):
         return _directed("ieee_frcp", rounding_mode, x)
-    return binary("/", 1.0, x)
+    return binary("/", 1.0, x, exact=True)
 
 
 def ieee_frsqrt(x: Any) -> Any:

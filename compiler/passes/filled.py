@@ -162,7 +162,7 @@ def _parts(stmts: list[Any]) -> dict[Any, Any]:
         tile, box = _box(s)
         if box is not None:
             boxes.setdefault(tile, {})[s] = box
-    found = {}
+    found: dict[Any, Any] = {}
     for tile, of in boxes.items():
         whole = math.prod(int(e) for e in tile.ty.shape)
         if (

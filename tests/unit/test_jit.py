@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -501,6 +502,36 @@ def test_fast_math_is_what_the_kernel_asks_for(key: str):
         assert "ts::fast_exp2(" in text and "__expf(" in text and "rsqrt" in text and "exp2f(" not in text
     assert tilescale.compile(prim, target="cuda:sm_90a").get_kernel_source() == plain
     assert "fast" not in tilescale.compile(double, **asked).get_kernel_source()
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+def test_fast_math_divides_by_reciprocals(target: str):
+    """Of float32 and by no constant; of the others, and where the author asks for it, quotients are rounded once."""
+
+    @T.prim_func
+    def prim(x: T.Tensor((64, 2), "float32"), y: T.Tensor((64, 5), "float32"), z: T.Tensor((64,), "float64")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                a, b = x[i, 0], x[i, 1]
+                y[i, 0], y[i, 1], y[i, 2] = a / b, 1.0 / b, 2 / b
+                y[i, 3], y[i, 4] = T.ieee_fdiv(a, b), a / 3.0
+                z[i] /= z[i] + 1.0
+
+    fast = {"pass_configs": {tilescale.PassConfigKey.TL_ENABLE_FAST_MATH: True}}
+    text, plain = (
+        re.sub("//.*", "", tilescale.compile(prim, target="cuda:sm_90a", **how).get_kernel_source())
+        for how in (fast, dict[str, Any]())
+    )
+    assert text.count("ts::fast_rcp(") == 3 and text.count(" / ") == 3
+    assert "fast_rcp" not in plain and plain.count(" / ") == 6
+    draw = torch.Generator().manual_seed(5)
+    x = torch.rand(64, 2, generator=draw) * 100 + 0.01
+    y, z = torch.full((64, 5), torch.nan), torch.rand(64, generator=draw, dtype=torch.float64)
+    a, b = x.double().unbind(1)
+    want, exact = torch.stack([a / b, 1 / b, 2 / b, a / b, a / 3], 1), z / (z + 1)
+    tilescale.compile(prim, target=target, **fast)(x, y, z)
+    off = (y.double() / want - 1).abs() * 2**24  # half a unit in the last place is 1 at most
+    assert off[:, :3].max() < 4 and off[:, 3:].max() <= 1 and torch.equal(z, exact)
 
 
 def test_the_style_is_seen_without_running_or_reading_the_source():
