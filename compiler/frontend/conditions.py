@@ -5,9 +5,9 @@ When the trace ends, such a condition becomes ``T.ws`` regions (frontend/groups.
 branch that its threads take. Where a condition inside of that tells whole warps apart, each warp does its
 branch in ``T.Scale("warp")``. Where a condition cuts warpgroups otherwise, all threads of the block do the
 one branch and then the other, as long as nobody can tell: neither looks at the thread's index, waits or
-signals, or writes what a thread holds outside of it. Else warps do their branches, if no registers of the
-block are touched. A condition around what is a thread's own alone, and any other, is left to
-frontend/own.py."""
+signals, or writes what a thread holds outside of it. A branch of one warp with small tiles of its own is
+that warp's. Else warps do their branches, if no registers of the block are touched. A condition around what
+is a thread's own alone, and any other, is left to frontend/own.py."""
 
 from __future__ import annotations
 
@@ -55,6 +55,25 @@ def _of_tiles(s: Any) -> bool:
     structural_walk(s, (ir.Call, call))
     structural_walk(s, (tirx.For, lambda f: found.append(f) if f.kind == tirx.ForKind.PARALLEL else None))
     return bool(found)
+
+
+def _of_lanes(s: Any) -> bool:
+    """Whether no tile of a statement, and no loop over one, has more elements than a warp has lanes."""
+    sizes: list[int] = []
+
+    def count(extents: Any) -> None:
+        sizes.append(prod(constant(e) or WARP + 1 for e in extents))
+
+    def nest(f: Any) -> None:
+        if f.kind == tirx.ForKind.PARALLEL:
+            inner = [f]
+            while isinstance(inner[-1].body, tirx.For) and inner[-1].body.kind == tirx.ForKind.PARALLEL:
+                inner.append(inner[-1].body)
+            count([g.extent for g in inner])
+
+    structural_walk(s, (tirx.For, nest))
+    structural_walk(s, (ir.TensorRegion, lambda r: count([x.extent for x in r.region])))
+    return all(n <= WARP for n in sizes)
 
 
 class _Conditions:
@@ -130,10 +149,11 @@ class _Conditions:
         return tirx.AttrStmt(ir.StringImm("warp"), "ts.scale", level, inside, s.span)
 
     def in_turn(self, s: Any) -> Any:
-        """The branches that threads take, one behind the other, by all threads; where that is not the same,
-        by warps; the statement as it is where threads of a warp differ, or touch registers of the block."""
+        """The branches that threads take, one behind the other, by all threads, or by the one warp that takes
+        it; where that is not the same, by warps; the statement as it is where threads of a warp differ, or
+        touch registers of the block."""
         found = self.branches_of(s, list(range(self.threads)))
-        if found is None or not all(map(self.is_anybodys, found)):
+        if found is None or not all(self.is_anybodys(part) for part, _ in found):
             alone = self.threads % WARP == 0 and not any(b.ty.storage_scope in HELD for b in touched(s))
             return (self.of_warps(s, 0, self.threads // WARP) if alone else None) or s
         log.say(
@@ -141,12 +161,31 @@ class _Conditions:
             f"{loc_of(s.span)}: what some threads do with tiles and what others do is done in turn, by all",
             once=True,
         )
-        return sequence(found)
+        return sequence([self.by_one(part, members) or part for part, members in found])
 
-    def branches_of(self, s: Any, members: list[int]) -> list[Any] | None:
-        """What these threads do of a condition; None where more than their index decides it."""
+    def by_one(self, s: Any, members: list[int]) -> Any:
+        """What one warp does, by that warp: where all threads would hold no more of any tile than its lanes
+        do, it has no barrier of the block, and the others need not do it, too. None where it is otherwise,
+        and where memory of the block would become the warp's."""
+        first = members[0]
+        one = self.threads % WARP == 0 and first % WARP == 0 and members == list(range(first, first + WARP))
+        if not one or not _of_lanes(s):
+            return None
+        inside: set[Any] = set()
+        structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
+        if any((b.ty.storage_scope in HELD) != (b in inside) for b in touched(s) | inside):
+            return None
+        which, span = tirx.Var(self.builder.unique("warp"), "int32"), getattr(s, "span", None)
+        index = ir.Call("ts.scale_index", [ir.StringImm("warp")], ret_ty=ir.PrimType("int32"))
+        mine = tirx.IfThenElse(tirx.EQ(which, _number(first // WARP)), of_executor(s, "warp"), None, span)
+        body = sequence([tirx.Bind(which, index, span), mine])
+        return tirx.AttrStmt(ir.StringImm("warp"), "ts.scale", _number(SCALES.index("warp")), body, span)
+
+    def branches_of(self, s: Any, members: list[int]) -> list[tuple[Any, list[int]]] | None:
+        """What these threads do of a condition, and which of them; None where more than their index decides
+        it."""
         if not isinstance(s, tirx.IfThenElse) or not self.index_in(s.condition):
-            return [s]
+            return [(s, members)]
         thread = tirx.Var("thread", "int32")
         test = self.in_terms_of(s.condition, thread)
         sides: tuple[list[int], list[int]] = ([], [])
@@ -158,7 +197,7 @@ class _Conditions:
             if known is None:
                 return None
             sides[not known].append(k)
-        out: list[Any] = []
+        out: list[tuple[Any, list[int]]] = []
         for body, those in zip((s.then_case, s.else_case), sides, strict=True):
             if body is not None and those:
                 found = self.branches_of(body, those)

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import tilescale
 import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda import emulated
 from tests.unit.language.test_every_word import traced
 from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.ir.text import text as program_text
 from tilescale.errors import TileSyntaxError
 
 RNG = np.random.default_rng(23)
@@ -296,6 +299,62 @@ def test_two_warps_of_a_block_hand_rows_over(threads: int):
     assert not found.report.findings, found.report
     for out in (found.arrays[0], emulated.run(kernel, args, "sm_90a", 0)):
         np.testing.assert_array_equal(out["C"], args["A"] * 2)
+
+
+def one_warp_beside_two(side: int, second: bool = False) -> Any:
+    """Rows of S, a square, are scaled to sums of one by warp 0, or by the second of three warps, between what
+    the others do: D = Σ v A."""
+
+    @T.prim_func
+    def kernel(
+        S: T.Tensor((side, side), "float32"),
+        A: T.Tensor((4, 192), "float32"),
+        C: T.Tensor((side, side), "float32"),
+        D: T.Tensor((192,), "float32"),
+    ):
+        with T.Kernel(1, threads=96):
+            v = T.alloc_shared((4,), "float32")
+            tx = T.get_thread_binding()
+            if (tx // 32 == 1) if second else (tx < 32):
+                square, sums = T.alloc_fragment((side, side), "float32"), T.alloc_fragment((side,), "float32")
+                T.copy(S, square)
+                for _ in T.serial(3):
+                    T.reduce_sum(square, sums, dim=1)
+                    for i, j in T.Parallel(side, side):
+                        square[i, j] /= sums[i]
+                T.copy(square, C)
+            else:
+                total = T.alloc_fragment((192,), "float32")
+                for i in T.Parallel(4):
+                    v[i] = S[i, 0] + 1.0
+                T.clear(total)
+                for i in T.serial(4):
+                    for j in T.Parallel(192):
+                        total[j] += v[i] * A[i, j]
+                T.copy(total, D)
+
+    return kernel
+
+
+@pytest.mark.parametrize("side, second, alone", [(4, False, True), (5, True, True), (6, False, False)])
+def test_what_one_warp_does_with_small_tiles_is_its_own(side: int, second: bool, alone: bool):
+    kernel = one_warp_beside_two(side, second)
+    traced = program_text(kernel.trace())
+    assert (f'copy(S[0:{side}, 0:{side}], square[0:{side}, 0:{side}], executor="warp")' in traced) == alone
+    code = print_kernel(emulated.lowered(kernel, "sm_90a").kernel).text
+    start = code.index("T.copy(S, square)")
+    assert not alone or "__syncthreads" not in code[start : code.index("T.copy(square, C)", start)], code
+    s, a = RNG.random((side, side), "float32") + 0.5, RNG.random((4, 192), "float32")
+    args = {"S": s, "A": a, "C": np.full(s.shape, np.nan, "float32"), "D": np.full(192, np.nan, "float32")}
+    want = {"C": s / s.sum(1, keepdims=True), "D": ((s[:4, :1] + 1) * a).sum(0)}
+    found = launch(kernel, 1, args)
+    assert not found.report.findings, found.report
+    compiled = {k: torch.from_numpy(x.copy()) for k, x in args.items()}
+    tilescale.compile(kernel, target="cpu")(*compiled.values())
+    on_cpu = {k: x.numpy() for k, x in compiled.items()}
+    for out in (found.arrays[0], on_cpu, *(emulated.run(kernel, args, x, 0) for x in ("sm_80", "sm_90a"))):
+        for name, array in want.items():
+            np.testing.assert_allclose(out[name], array, rtol=1e-5)
 
 
 def test_registers_move_between_whole_warpgroups_alone():
