@@ -21,6 +21,7 @@ from tilescale.compiler.builder.integers import (
     too_large,
 )
 from tilescale.compiler.builder.poison import Poison
+from tilescale.compiler.builder.quotients import is_float, is_zero, reciprocal
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.tvm_compat import (
@@ -34,7 +35,6 @@ from tilescale.compiler.tvm_compat import (
 )
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical, dtype
-from tilescale.language.funcs import FAST_MATH
 from tilescale.language.symbolic import COMPARE, Const, Sym, SymExpr, settle
 
 
@@ -142,8 +142,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def binary(op: str, a: Any, b: Any, *, exact: bool = False) -> Any:
-    """``a op b`` over Python values, symbols and IR. ``exact``: a quotient is correctly rounded, whatever the
-    kernel asks for.
+    """``a op b`` over Python values, symbols and IR; ``exact``: a quotient is rounded once, always.
 
     Raises:
         TileTypeError: the operands' dtypes do not fit the operator.
@@ -169,42 +168,22 @@ def binary(op: str, a: Any, b: Any, *, exact: bool = False) -> Any:
         return _float_modulo(a, b)
     if op == "**":
         return _power(a, b, ints)
-    if op == "/" and not exact and _divides_fast(a, b):
-        part = ir.Call("ts.math.__rcp", [b], ret_ty=ir.PrimType("float32"))
-        return part if constant(a) == 1 else _operate("*", a, part)
+    if op == "/" and not exact and (part := reciprocal(a, b)) is not None:
+        return _operate("*", a, part)
     return _operate(op, a, b)
-
-
-def _divides_fast(a: Any, b: Any) -> bool:
-    """Whether a quotient is one of float32 and a product with the fast reciprocal, of which many that share a
-    divisor need one: what the kernel asks for. One by a constant costs no more as it is."""
-    floats = all(not is_expr(x) or str(x.ty) == "float32" for x in (a, b))
-    return floats and is_expr(b) and not isinstance(b, tirx.FloatImm) and bld.asks_for(FAST_MATH)
 
 
 _SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
-def _is_float(value: Any) -> bool:
-    return is_expr(value) and not isinstance(value, tirx.FloatImm) and "float" in str(value.ty)
-
-
-def _is_zero(value: Any) -> bool:
-    return (
-        value == 0
-        if isinstance(value, (int, float))
-        else isinstance(value, (tirx.FloatImm, tirx.IntImm)) and value.value == 0
-    )
-
-
 def _operate(op: str, a: Any, b: Any) -> Any:
     # TVM folds x * 0.0 to zero and fails on x / 0.0; IEEE 754 has infinities, and no number, there (x / 0.0
     # is x * infinity)
-    if op == "/" and _is_float(a) and _is_zero(b):
+    if op == "/" and is_float(a) and is_zero(b):
         sign = math.copysign(1.0, float(b if isinstance(b, (int, float)) else b.value))
         return tirx.Mul(a, const(sign * math.inf, str(a.ty)))
-    if op == "*" and (_is_float(a) and _is_zero(b) or _is_float(b) and _is_zero(a)):
-        x, zero = (a, b) if _is_zero(b) else (b, a)
+    if op == "*" and (is_float(a) and is_zero(b) or is_float(b) and is_zero(a)):
+        x, zero = (a, b) if is_zero(b) else (b, a)
         return tirx.Mul(x, const(float(zero if isinstance(zero, (int, float)) else zero.value), str(x.ty)))
     if (known := folded(op, a, b)) is not None:
         return known

@@ -35,6 +35,7 @@ from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.merged_views import merged_views
 from tilescale.compiler.passes.multicast import multicast, without_reach
+from tilescale.compiler.passes.narrow_tiles import narrow_tiles
 from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
 from tilescale.compiler.passes.own_registers import own_registers
@@ -114,6 +115,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("own_registers", own_registers, spec.TILE),
     # A part of a view is a part of its tensor to all that asks what engines can copy.
     Pass("merged_views", merged_views, spec.TILE),
+    # Which copies engines can make is asked from here on.
+    Pass("narrow_tiles", narrow_tiles, spec.TILE, optional=True),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("split_puts", split_puts, spec.TILE),
     # Copies by TMA to other ranks come without their signals, and their tiles take of the rings' room.
