@@ -1,22 +1,26 @@
 """A sum of one number of each thread along an axis of the block, as TVM writes it: ``T.attr`` with a
-``T.comm_reducer``, and ``T.tvm_thread_allreduce`` in it. No operation of the IR: each thread writes its
-number
-into shared memory, and all that want the result read and combine them in the order of the threads."""
+``T.comm_reducer``, and ``T.tvm_thread_allreduce`` in it. No operation of the IR: neighbours in a warp shuffle
+their numbers, and what is left goes through shared memory, where all that want the result combine it in the
+order of the threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import LoopNest
-from tilescale.compiler.builder.values import Variable, as_expr, binary, dtype_of, to_expr
+from tilescale.compiler.builder.values import Variable, as_expr, binary, compare, dtype_of, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops import async_scope
 from tilescale.compiler.ops.alloc import alloc_shared, alloc_var
 from tilescale.compiler.ops.base import element
+from tilescale.compiler.ops.choices import only_if
 from tilescale.compiler.ops.expert import get_thread_binding
+from tilescale.compiler.ops.shuffle import shfl_xor
 from tilescale.compiler.tvm_compat import ir, same_expression
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -90,8 +94,10 @@ def tvm_thread_allreduce(
     size: Any, value: Any, pred: Any, result: Any, *axes: Any, dtype: Any = "handle"
 ) -> None:
     """``result``, an element of each thread's own, becomes the combination of ``value`` over the threads
-    along one
-    axis of the block, in their order; those with other indices along the other axes combine apart.
+    along one axis of the block; those with other indices along the other axes combine apart. Along the first
+    axis up to 32 neighbours combine by halves, where groups of a power of two of them fill warps: each with
+    the one half of the group away, then a quarter, and so on. What these give, and the numbers along other
+    axes, are combined in the order of the threads.
 
     Args:
         size, pred: one number, of all threads. axes: what ``T.get_thread_binding(k)`` gave for one axis.
@@ -124,17 +130,32 @@ def tvm_thread_allreduce(
         raise TileValueError(
             f"a result of {own.dtype} of numbers of {kind}", loc=loc, expected=f"one of {kind}"
         )
-    numbers = b.give_name(alloc_shared((b.launch.threads,), kind), "numbers")
-    thread, step = _thread(extents), 1
-    for extent in extents[:along]:
-        step *= extent
-    numbers[thread] = value
-    first = binary("-", thread, binary("*", get_thread_binding(along), step))
+    thread, step, count = _thread(extents), prod(extents[:along]), extents[along]
     total: Variable = alloc_var(kind, reducer.identity)
     b.give_name(total.buffer, "total")
-    for k in LoopNest("serial", [(0, extents[along], 1)]).trace(("k",)):
-        total.store(reducer.combine(total.load(), numbers[binary("+", first, binary("*", k, step))]))
+    lanes = _lanes(extents) if along == 0 else 1
+    total.store(value)
+    for k in reversed(range(lanes.bit_length() - 1)):
+        total.store(reducer.combine(total.load(), shfl_xor(total.load(), 1 << k)))
+    if lanes < count:
+        # what each group of lanes gives, its first one's, or each thread's own number
+        numbers = b.give_name(alloc_shared((b.launch.threads // lanes,), kind), "numbers")
+        group = binary("//", thread, lanes)
+        first_lane = True if lanes == 1 else compare("==", binary("%", thread, lanes), 0)
+        only_if(first_lane, lambda: numbers.store((group,), total.load()))
+        axis = binary("//", get_thread_binding(along), lanes)
+        first = binary("-", group, binary("*", axis, step))
+        total.store(as_expr(reducer.identity, kind))
+        for k in LoopNest("serial", [(0, count // lanes, 1)]).trace(("k",)):
+            total.store(reducer.combine(total.load(), numbers[binary("+", first, binary("*", k, step))]))
     own.buffer.store(tuple(own.mins), total.load())
+
+
+def _lanes(extents: tuple[int, ...]) -> int:
+    """How many neighbours along the first axis shuffles combine: whole warps, or parts of them that begin
+    where groups of so many lanes do."""
+    count = extents[0] if extents[0] < WARP else WARP
+    return count if prod(extents) % WARP == 0 == extents[0] % count and count.bit_count() == 1 else 1
 
 
 def _thread(extents: tuple[int, ...]) -> Any:

@@ -258,20 +258,28 @@ def test_shared_memory_in_rounds_of_a_thread_s_own(target: str):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("axis", [0, 1])
-def test_numbers_of_all_threads_along_an_axis(axis: int, target: str):
-    @T.prim_func
-    def kernel(A: T.Tensor((8, 16), "int32"), B: T.Tensor((8, 16), "int32")):
-        with T.Kernel(1, threads=(16, 8)):
-            x, y = T.thread_binding(0, 16, thread="threadIdx.x"), T.thread_binding(0, 8, thread="threadIdx.y")
-            r = T.alloc_local((1,), "int32")
-            with T.attr(T.comm_reducer(lambda p, q: T.max(p, q), [T.min_value("int32")]), "reduce_scope", 0):
-                T.evaluate(T.tvm_thread_allreduce(T.uint32(1), A[y, x], True, r[0], x if axis == 0 else y))
-            B[y, x] = r[0]
+@pytest.mark.parametrize(
+    "x, y, axis", [(16, 8, 0), (16, 8, 1), (64, 2, 0), (96, 1, 0), (24, 4, 0), (32, 3, 0), (4, 4, 0)], ids=str
+)
+@pytest.mark.parametrize("kind, op", [("int32", "max"), ("float16", "sum")])
+def test_numbers_of_all_threads_along_an_axis(x: int, y: int, axis: int, kind: str, op: str, target: str):
+    """By lanes of a warp, by several warps, and through shared memory alone."""
+    identity = T.min_value("int32") if op == "max" else T.cast(0, kind)
 
-    a = RNG.integers(-99, 99, (8, 16), dtype="int32")
-    out = run(kernel, {"A": a, "B": np.full((8, 16), -100, "int32")}, target)
-    assert (out["B"] == a.max(1 - axis, keepdims=True)).all()
+    @T.prim_func
+    def kernel(A: T.Tensor((y, x), kind), B: T.Tensor((y, x), kind)):
+        with T.Kernel(1, threads=(x, y)):
+            i, j = T.thread_binding(0, x, thread="threadIdx.x"), T.thread_binding(0, y, thread="threadIdx.y")
+            r = T.alloc_local((1,), kind)
+            both = (lambda p, q: T.max(p, q)) if op == "max" else (lambda p, q: p + q)
+            with T.attr(T.comm_reducer(both, [identity]), "reduce_scope", 0):
+                T.evaluate(T.tvm_thread_allreduce(T.uint32(1), A[j, i], True, r[0], i if axis == 0 else j))
+            B[j, i] = r[0]
+
+    a = RNG.integers(-99, 99, (y, x)).astype(kind)  # float16 has all sums of them
+    out = run(kernel, {"A": a, "B": np.full((y, x), -100, kind)}, target)
+    want = (a.max if op == "max" else a.sum)(1 - axis, keepdims=True)
+    assert (out["B"] == want).all()
 
 
 @pytest.mark.parametrize("target", TARGETS)
