@@ -93,7 +93,7 @@ class Touch:
     grouped: bool = False
     fenced: bool = False
     #: a wait of some of the threads for a phase of a barrier: the others come behind what it is for with a
-    #: barrier alone, whatever they touch. And an access that the author's barriers order but for that
+    #: barrier alone, whatever they touch. And a copy for whose end the author's threads wait
     heard: bool = False
     guarded: bool = False
 
@@ -152,11 +152,11 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
-        self.by_hand = _by_hand(program)
-        self.ringed |= self.by_hand
         # A ring that has ended shares its bytes with what comes behind it (passes/allocate_shared.py): who
         # writes there waits until all have read.
-        self.ringed -= {a for a in self.ringed for b in self.arena if a is not b and self._overlap(a, b)}
+        self.ringed -= {
+            a for a in self.ringed for b in self.arena if not a.same_as(b) and self._overlap(a, b)
+        }
         #: rings whose copies run ahead, and their tiles
         self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
         self.staged = (
@@ -200,8 +200,10 @@ class _Walk:
         return buffer
 
     def clash(self, a: Touch, b: Touch) -> bool:
-        if a.heard or a.guarded or b.guarded:
-            return a.heard
+        if a.heard:
+            return True
+        if a.guarded and a.memory.same_as(b.memory):
+            return False  # who touches the tile behind it has waited for the barrier that the copy names
         if a.synchronized and not b.engine:
             return False
         if a.memory in self.staged and a.memory.same_as(b.memory):
@@ -235,21 +237,17 @@ class _Walk:
             for access in effects_of(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
-                if (
-                    not in_registers(buffer)
-                    and not op.guarded
-                    and (buffer not in self.ringed or buffer in self.by_hand)
-                ):
+                if not in_registers(buffer) and not op.guarded and buffer not in self.ringed:
                     owners = _leaders(buffer, s.value)
                     found.append((buffer, access.mode, owners, f"T.{op.spelling}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar", False))
-        by_hand = self.by_hand & self.ringed
+        fills = nest is None and _fills_by_hand(s)
         return [
             Touch(
-                self.memory(b), mode, owners, what, s, (s, k), engine=engine and b not in by_hand,
-                guarded=b in by_hand and nest is None,
+                self.memory(b), mode, owners, what, s, (s, k), engine=engine,
+                guarded=fills and mode == "write" and _is_shared(b),
             )
             for k, (b, mode, owners, what, engine) in enumerate(found)
             if not b.ty.storage_scope.endswith(("signal", "barrier", "packets"))
@@ -568,16 +566,9 @@ def _waits(body: Any) -> list[Touch]:
     return found
 
 
-def _by_hand(program: TileProgram) -> set[Any]:
-    """Tiles that T.tma_copy fills: the author's barriers order them."""
-    found: set[Any] = set()
-
-    def look(call: Any) -> None:
-        if call.op.name == "ts.tma_copy" and len(call.args) > 2:
-            found.add(call.args[1].source)
-
-    structural_walk(program.func.body, (ir.Call, look))
-    return found
+def _fills_by_hand(s: Any) -> bool:
+    """Whether a statement is a T.tma_copy into a tile, whose end a barrier of the author's tells."""
+    return name_of(s) == "tma_copy" and len(s.value.args) > 2
 
 
 def _order(s: Any) -> tuple[bool, bool]:

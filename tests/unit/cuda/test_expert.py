@@ -295,6 +295,44 @@ def test_a_tile_that_a_store_may_still_read_is_not_written():
         emulator.run(made, program, args)
 
 
+@T.prim_func
+def filled_by_halves(
+    A: T.Tensor((64, 512), "float16"), B: T.Tensor((64, 512), "float16"), C: T.Tensor((64, 64), "float32")
+):
+    """C = A Bᵀ by one warpgroup, which fills its tiles again, two parts each, when it has multiplied them."""
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((64, 128), "float16"), T.alloc_shared((64, 128), "float16")
+        c, ready = T.alloc_fragment((64, 64), "float32"), T.alloc_barrier([128] * 2)
+        for j in T.unroll(2):
+            T.tma_copy(A[0:64, j * 64 : (j + 1) * 64], a[:, j * 64 : (j + 1) * 64], barrier=ready[j])
+            T.tma_copy(B[0:64, j * 64 : (j + 1) * 64], b[:, j * 64 : (j + 1) * 64], barrier=ready[j])
+            T.barrier_arrive(ready[j])
+        T.clear(c)
+        for k in T.serial(4):
+            for j in T.unroll(2):
+                T.barrier_wait(ready[j], k % 2)
+                T.wgmma_gemm(a[:, j * 64 : (j + 1) * 64], b[:, j * 64 : (j + 1) * 64], c, transpose_B=True)
+            T.wait_wgmma(0)
+            if k < 3:
+                for j in T.unroll(2):
+                    at = (k + 1) * 128 + j * 64
+                    T.tma_copy(A[0:64, at : at + 64], a[:, j * 64 : (j + 1) * 64], barrier=ready[j])
+                    T.tma_copy(B[0:64, at : at + 64], b[:, j * 64 : (j + 1) * 64], barrier=ready[j])
+                    T.barrier_arrive(ready[j])
+        T.copy(c, C)
+
+
+def test_copies_by_hand_need_no_barriers_of_the_block_but_behind_products():
+    """Whoever reads a tile has waited for the barrier that its copy names. But who fills it again waits for
+    all threads' products: a thread knows of its own warp's alone."""
+    text = print_kernel(lowered(filled_by_halves)[0]).text
+    (why,) = [line.partition("// ")[2] for line in text.splitlines() if "__syncthreads();  // " in line]
+    assert why.startswith("T.tma_copy writes a that T.gemm, line ")
+    assert text.index(why) > text.index("T.wait_wgmma(0)")
+    a, b = data((64, 512), "float16", 1), data((64, 512), "float16", 2)
+    agree(filled_by_halves, {"A": a, "B": b, "C": empty((64, 64), "float32")})
+
+
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_it_compiles():
     made = toolchain.compile_cubin(
