@@ -337,10 +337,12 @@ class Hooks:
 
     def store(self, target: Any, index: Any, value: Any) -> None:
         if isinstance(target, Buffer) and target.reducer:
-            added = reducer.added(target, index, value)
+            added = reducer.added(target, index, value, target.reducer)
             if added is not None:
                 reducer.update(target, index, reducer.OPS[target.reducer], added)
                 return
+        elif isinstance(target, Buffer) and reducer.implied(target, index, value):
+            return
         target[index] = value
 
     def aug(self, name: str, op: str, thunk: Callable[[], Any], value: Any) -> Any:
@@ -355,6 +357,8 @@ class Hooks:
     def aug_store(self, target: Any, index: Any, op: str, value: Any) -> None:
         if isinstance(target, Buffer) and target.reducer:
             reducer.update(target, index, op, value)
+        elif isinstance(target, Buffer) and reducer.implied(target, index, value, op):
+            return
         elif isinstance(target, (Buffer, Variable)):
             target[index] = binary(op, target[index], value)
         else:

@@ -422,7 +422,9 @@ def test_some_threads_read_in_a_loop_what_all_have_in_local_memory(target: str):
     """Each thread has all of it, also where it is large and read by vectors."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((48,), "float32"), B: T.Tensor((48,), "float32"), C: T.Tensor((32, 48), "float32")):
+    def kernel(
+        A: T.Tensor((48,), "float32"), B: T.Tensor((48,), "float32"), C: T.Tensor((32, 48), "float32")
+    ):
         with T.Kernel(1, threads=32):
             tx, x = T.get_thread_binding(), T.alloc_local((48,), "float32")
             for i in T.serial(48):
