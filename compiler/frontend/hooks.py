@@ -152,8 +152,10 @@ class Hooks:
                 return before if before is not UNBOUND else now  # the body never rebound it after all
             if now is before and now is not UNBOUND:
                 return now
-        values = [v for v in (now, before) if not isinstance(v, Poison)]
-        return Poison(name, state.loc, state.what, state, _instead(name, values))
+        around = next((v.instead for v in (now, before) if isinstance(v, Poison)), "")
+        values = [v for v in (now, before) if v is not UNBOUND and not isinstance(v, Poison)]
+        instead = around if around and not values else _instead(name, values)
+        return Poison(name, state.loc, state.what, state, instead)
 
     def break_(self) -> bool:
         return self._leave("break", tirx.Break)
