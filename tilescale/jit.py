@@ -264,7 +264,9 @@ def jit(
 
     Above a function that defines and returns a ``@T.prim_func`` it makes a factory: calling it with
     compile-time constants gives a `Kernel`. Above a function whose own body holds ``with T.Kernel(…)``, or
-    calls a macro that does, it makes an eager kernel: calling it with tensors runs it.
+    calls a macro that does, it makes an eager kernel: calling it with tensors runs it. Above a
+    ``@T.prim_func`` it is :func:`compile`, as in TileLang's first releases; of a method that is bound to its
+    object it makes what the method's decorator would.
 
     Args:
         out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it
@@ -286,12 +288,27 @@ def jit(
             execution_backend=execution_backend, target_host=target_host, verbose=verbose,
             debug_root_path=debug_root_path, compile_flags=compile_flags, mode=mode,
         )  # fmt: skip
+    from tilescale.language.funcs import PrimFunc, launches, with_switches
+
+    if isinstance(func, PrimFunc):
+        unused(func.name, {"debug_root_path": debug_root_path, "mode": mode})
+        return compile(
+            func, out_idx, target, instrument=instrument, pass_configs=pass_configs,
+            execution_backend=execution_backend, target_host=target_host, verbose=verbose,
+            compile_flags=compile_flags,
+        )  # fmt: skip
+    if isinstance(func, types.MethodType):
+        made = jit(
+            func.__func__, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs,
+            execution_backend=execution_backend, target_host=target_host, verbose=verbose,
+            debug_root_path=debug_root_path, compile_flags=compile_flags, mode=mode,
+        )  # fmt: skip
+        return made.__get__(func.__self__, type(func.__self__))
     if not isinstance(func, types.FunctionType):
         raise TileTypeError(
-            f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
-            hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
+            f"@tilescale.jit takes a function or a @T.prim_func, and this is a {type(func).__name__}",
+            hint="@tilescale.jit above a def",
         )
-    from tilescale.language.funcs import launches, with_switches
 
     source_text.keep(func)
     parse_target(target)

@@ -8,7 +8,8 @@ that nobody decorated is read when it is first reached, under the same rule.
 Bytecode has forgotten one thing, the annotations of local names, with which an eager kernel declares its
 tensors. Where there are any the text must also lie in a file that nobody touched since the module was
 compiled, or have been read while its module ran with nothing that tells of an edit: neither the file's times
-against those of the process and of the module's .pyc, nor what that was made from.
+against those of the process and of the module's .pyc, nor what that was made from. Where Python writes no
+.pyc, as in many containers, the file's times are taken when importlib reads it.
 
 A leaf that imports nothing of ours, so that `errors` may show the lines that were imported and not those that
 a file has now.
@@ -28,6 +29,7 @@ import tokenize
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 
@@ -43,6 +45,8 @@ def _process_began() -> float:
     return time.time() - max(age, 0) if ticks else time.time()
 
 
+#: file → its times when importlib last read it; of a process that writes no .pyc
+_read: dict[str, _Stamp] = {}
 #: What is older has not changed since any module of this process was compiled.
 _BEGAN = _process_began()
 #: Seconds by which a file's times may be ahead of ours: clocks of file systems are coarse, those of file
@@ -375,12 +379,31 @@ def _edited(stamp: _Stamp | None, scope: dict[str, Any], frame: types.FrameType)
 
 
 def _untouched(stamp: _Stamp | None, scope: dict[str, Any]) -> bool:
-    """Whether a file is as it was when its module was compiled: older than this process, or what the module's
-    .pyc was made from. What is no file (a cell, a zip archive) is not edited in place."""
-    if stamp is None or max(stamp[:2]) / 1e9 < _BEGAN:
+    """Whether a file is as it was when its module was compiled: older than this process, what importlib has
+    read, or what the module's .pyc was made from. What is no file (a cell, a zip archive) is not edited in
+    place."""
+    if stamp is None or max(stamp[:2]) / 1e9 < _BEGAN or _read.get(scope.get("__file__", "")) == stamp:
         return True
     kept = _compiled(scope)
     return kept is not None and kept[0] == _as_kept(stamp) and not _later(stamp, kept[1])
+
+
+def _note_reading() -> None:
+    """From here on importlib leaves a file's times where it reads one. Modules that are running now, and
+    import this one, were read just before."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and (stamp := _stamp(frame.f_code.co_filename)) is not None:
+            _read[frame.f_code.co_filename] = stamp
+        frame = frame.f_back
+    ask = SourceFileLoader.path_stats
+
+    def path_stats(self: SourceFileLoader, path: str) -> Any:
+        if (stamp := _stamp(path)) is not None:
+            _read[path] = stamp
+        return ask(self, path)
+
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
 
 
 def _later(stamp: _Stamp, made: int) -> bool:
@@ -412,3 +435,7 @@ def _has_own_loader(scope: dict[str, Any]) -> bool:
     loader = scope.get("__loader__")
     kind = loader if isinstance(loader, type) else type(loader)
     return loader is not None and kind.__module__ not in _LOADERS
+
+
+if sys.dont_write_bytecode:
+    _note_reading()

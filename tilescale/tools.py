@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilescale.compat import unused
+from tilescale.errors import TileValueError
 from tilescale.layout import plot_layout as _plot
 
 __all__ = ["Analysis", "Analyzer", "plot_layout"]
@@ -54,15 +56,21 @@ class Analyzer:
 
 
 def plot_layout(
-    layout: Any, save_directory: Any = "./tmp", name: str = "layout", formats: str = "png"
-) -> list[Path]:
-    """Draws a layout into ``save_directory/name.png`` (formats: "png", "svg", or both with a comma); the
-    paths.
+    layout: Any, save_directory: Any = "./tmp", name: str = "layout", colormap: str | None = None,
+    verbose: bool = False, formats: str = "pdf", view: str = "input",
+    grid_shape: tuple[int, int] | None = None,
+) -> list[Path]:  # fmt: skip
+    """Draws a layout into ``save_directory/name.pdf`` (formats: "pdf", "png", "svg", several with commas, or
+    "all"); the paths. The elements of the tile are the grid, so ``view`` is "input"; ``colormap``,
+    ``verbose`` and ``grid_shape`` decide nothing.
 
     Raises:
-        TileTypeError, TileValueError: see `tilescale.plot_layout`.
+        TileTypeError, TileValueError: see `tilescale.plot_layout`; another view.
     """
+    if view != "input":
+        raise TileValueError(f"plot_layout with view={view!r}", expected='"input"')
+    unused("plot_layout", {"colormap": colormap, "verbose": verbose or None, "grid_shape": grid_shape})
     folder = Path(save_directory)
     folder.mkdir(parents=True, exist_ok=True)
-    kinds = ["png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]
+    kinds = ["pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]
     return [_plot(layout, folder / f"{name}.{kind}") for kind in kinds]

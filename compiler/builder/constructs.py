@@ -12,9 +12,11 @@ from tilescale.compiler.builder.integers import fits
 from tilescale.compiler.builder.joined import joined
 from tilescale.compiler.builder.values import Scalar, as_expr, binary, to_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.tvm_compat import is_expr, tirx
+from tilescale.compiler.ir.walks import mentions
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 from tilescale.language.symbolic import SymExpr, settle
 
@@ -192,7 +194,10 @@ class LoopNest:
             self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
             yield value
         b.pop(frame)
-        made = self._stmt(*self._by_bytes(variables, sequence(body)), span)
+        kind, variables, ranges, inner = self._by_bytes(variables, sequence(body))
+        if kind == "vectorized" and _adds_up(variables[0], inner):
+            kind = "serial"  # as TileLang does
+        made = self._stmt(kind, variables, ranges, inner, span)
         b.emit(joined(made) if made.kind == tirx.ForKind.PARALLEL else made)
         for act in frame.after:
             act()
@@ -251,3 +256,18 @@ class LoopNest:
                 notes["ts.depth"] = len(variables) - depth
             body = tirx.For(v, start, as_expr(extent, str(v.ty)), how, inner, annotations=notes, span=span)
         return body
+
+
+def _adds_up(v: Any, body: Any) -> bool:
+    """Whether rounds of a loop go on from what the one before left in one element: ``acc[0] += A[k]``."""
+    stores: list[Any] = []
+    made: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: made.update({s.var: s.value})))
+    structural_walk(body, (tirx.BufferStore, stores.append))
+
+    def reads(s: Any) -> bool:
+        found: list[Any] = []
+        structural_walk(spelt_out(s.value, made), (ir.TensorLoad, lambda e: found.append(e.source)))
+        return any(x.same_as(s.buffer) for x in found)
+
+    return any(not any(mentions(spelt_out(i, made), v) for i in s.indices) and reads(s) for s in stores)

@@ -15,6 +15,11 @@ class Poison:
         object.__setattr__(self, "_info", (name, where, what, instead))
         object.__setattr__(self, "state", state)
 
+    @property
+    def instead(self) -> str:
+        """What to write, where the name's kind is known."""
+        return str(object.__getattribute__(self, "_info")[3])
+
     def refuse(self) -> Any:
         name, where, what, instead = object.__getattribute__(self, "_info")
         at = f" at line {where.line}" if where else ""

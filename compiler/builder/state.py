@@ -87,6 +87,8 @@ class Builder:
         self.scales: list[str] = []
         #: the open reducers of T.attr (ops/allreduce.py)
         self.reducers: list[Any] = []
+        #: plain fragments into which iterations of a T.Parallel fold, and where (ops/reducer.py)
+        self.folded: dict[Any, Any] = {}
         #: what T.rng_rand draws from (ops/random.py)
         self.random: Any = None
         #: what the kernel is asked for (language.funcs.SWITCHES)

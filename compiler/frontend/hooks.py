@@ -152,8 +152,10 @@ class Hooks:
                 return before if before is not UNBOUND else now  # the body never rebound it after all
             if now is before and now is not UNBOUND:
                 return now
-        values = [v for v in (now, before) if not isinstance(v, Poison)]
-        return Poison(name, state.loc, state.what, state, _instead(name, values))
+        around = next((v.instead for v in (now, before) if isinstance(v, Poison)), "")
+        values = [v for v in (now, before) if v is not UNBOUND and not isinstance(v, Poison)]
+        instead = around if around and not values else _instead(name, values)
+        return Poison(name, state.loc, state.what, state, instead)
 
     def break_(self) -> bool:
         return self._leave("break", tirx.Break)
@@ -337,10 +339,12 @@ class Hooks:
 
     def store(self, target: Any, index: Any, value: Any) -> None:
         if isinstance(target, Buffer) and target.reducer:
-            added = reducer.added(target, index, value)
+            added = reducer.added(target, index, value, target.reducer)
             if added is not None:
                 reducer.update(target, index, reducer.OPS[target.reducer], added)
                 return
+        elif isinstance(target, Buffer) and reducer.implied(target, index, value):
+            return
         target[index] = value
 
     def aug(self, name: str, op: str, thunk: Callable[[], Any], value: Any) -> Any:
@@ -355,6 +359,8 @@ class Hooks:
     def aug_store(self, target: Any, index: Any, op: str, value: Any) -> None:
         if isinstance(target, Buffer) and target.reducer:
             reducer.update(target, index, op, value)
+        elif isinstance(target, Buffer) and reducer.implied(target, index, value, op):
+            return
         elif isinstance(target, (Buffer, Variable)):
             target[index] = binary(op, target[index], value)
         else:

@@ -88,6 +88,10 @@ class TileProgram:
     #: what passes did that the author may want to know (log level info)
     notes: list[str] = field(default_factory=list)
 
+    def script(self) -> str:
+        """The program as text, as a ``@T.prim_func``'s."""
+        return str(self.func.script())
+
     def with_body(self, body: Any) -> TileProgram:
         """The same kernel with another body."""
         func = tirx.PrimFunc(list(self.func.params), body, attrs=self.func.attrs)

@@ -144,12 +144,16 @@ class Solver:
 
     def _read_below(self) -> None:
         """Small fragments of which some of their threads read single elements, in a narrower scope, are held
-        by all (see tile_owners)."""
+        by all (see tile_owners); so is memory of T.alloc_local that they read in any way."""
         for u in self.uses.items:
             read = (
                 u.reads
                 if u.nest is None
-                else [a for a in fragments_of(u.nest) if a.mode == "read" and not u.nest.vars]
+                else [
+                    a
+                    for a in fragments_of(u.nest)
+                    if a.mode == "read" and (not u.nest.vars or a.buffer.ty.storage_scope == "local")
+                ]
             )
             for a in read:
                 owner = self.uses.owners.get(a.buffer)

@@ -28,15 +28,15 @@ def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "")
     byte.
 
     Args:
-        path: ends in ``.png`` or ``.svg``. title: stands in front of what the layout is.
+        path: ends in ``.png``, ``.svg`` or ``.pdf``. title: stands in front of what the layout is.
 
     Raises:
         TileValueError: another file type, a folder that is not there. TileTypeError: matplotlib is not
         installed.
     """
     path = Path(path)
-    if path.suffix not in (".png", ".svg"):
-        raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png or .svg")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png, .svg or .pdf")
     if not path.parent.is_dir():
         raise TileValueError(
             f"plot_layout to {path}: there is no folder {path.parent}", hint=f'os.makedirs("{path.parent}")'
@@ -90,6 +90,7 @@ def _draw(values: Any, label: Callable[[int, int], str], path: Path, title: str)
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_pdf import FigureCanvasPdf
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError:
@@ -97,7 +98,8 @@ def _draw(values: Any, label: Callable[[int, int], str], path: Path, title: str)
     rows, columns = values.shape
     cell = 0.42 if rows * columns <= LABELLED else 0.12
     figure = Figure(figsize=(max(4.0, columns * cell + 1), max(2.0, rows * cell + 1)), layout="constrained")
-    FigureCanvasAgg(figure) if path.suffix == ".png" else FigureCanvasSVG(figure)
+    canvas = {".png": FigureCanvasAgg, ".svg": FigureCanvasSVG, ".pdf": FigureCanvasPdf}[path.suffix]
+    canvas(figure)
     axes = figure.add_subplot()
     # neighbouring numbers get colours far apart: a walk around a cyclic map by the golden ratio
     axes.imshow(

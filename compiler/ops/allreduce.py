@@ -20,6 +20,7 @@ from tilescale.compiler.ops.alloc import alloc_shared, alloc_var
 from tilescale.compiler.ops.base import element
 from tilescale.compiler.ops.choices import only_if
 from tilescale.compiler.ops.expert import get_thread_binding
+from tilescale.compiler.ops.reducer import require_apart
 from tilescale.compiler.ops.shuffle import shfl_xor
 from tilescale.compiler.tvm_compat import ir, same_expression
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -125,6 +126,7 @@ def tvm_thread_allreduce(
     if along is None:
         raise TileTypeError(f"{axes[0]} is no axis of the block", loc=loc, expected="T.get_thread_binding(k)")
     own = element(result, "the result of T.tvm_thread_allreduce")
+    require_apart("T.tvm_thread_allreduce", value)
     reducer, kind = b.reducers[-1], str(dtype_of(value))
     if kind != str(own.dtype):
         raise TileValueError(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.lanes import Lanes
 from tilescale.compiler.builder.values import Buffer, Region, binary, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
@@ -201,17 +202,11 @@ def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:
     return _atomic("exch", dst, value, True)
 
 
-def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
+def _several(dst: Any, value: Any, count: int, return_prev: bool) -> Any:
     """Neighbours along the last axis; in a T.Parallel loop one update each, which passes/neighbours.py makes
-    iterations of."""
+    iterations of. What was there comes back as a vector, of an update for each lane."""
     what = f"T.atomic_addx{count}"
     require_bools(return_prev=return_prev)
-    if return_prev:
-        raise TileTypeError(
-            f"{what} returns nothing",
-            loc=source.current(),
-            hint="T.atomic_add(…, return_prev=True) of each element",
-        )
     if not is_tile(value):
         raise TileTypeError(
             f"{what} adds {value!r}",
@@ -227,30 +222,31 @@ def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
                 loc=source.current(),
                 expected=f"{count} neighbours of its last axis",
             )
-    if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
+    if not return_prev and not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
         _atomic("add", to, frm, False)
-        return
+        return None
+    before = []
     for k in range(count):
         at, of = (r.buffer.__getitem__((*r.mins[:-1], binary("+", r.mins[-1], k))) for r in (to, frm))
-        _atomic("add", at, of, False, count)
-    return None
+        before.append(_atomic("add", at, of, return_prev, 1 if return_prev else count))
+    return Lanes(to.dtype, before) if return_prev else None
 
 
 @_anywhere("", "dst")
-def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
+def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> Any:
     """Adds two neighbours along the last axis, each atomically: ``T.atomic_addx2(C[i, j], t[i, j])``, also in
-    ``T.Parallel``.
+    ``T.Parallel``. May return what was there, as a vector of two.
 
     Raises:
-        TileTypeError: a value that is no memory, more than two elements, ``return_prev``.
+        TileTypeError: a value that is no memory, more than two elements.
     """
-    _several(dst, value, 2, return_prev)
+    return _several(dst, value, 2, return_prev)
 
 
 @_anywhere("", "dst")
-def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
+def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> Any:
     """Adds four neighbours along the last axis, each atomically, as :func:`atomic_addx2` does two."""
-    _several(dst, value, 4, return_prev)
+    return _several(dst, value, 4, return_prev)
 
 
 @_anywhere("load", "src")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
@@ -26,6 +27,8 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import held
 
 SUM = "sum"
+#: elements that each thread holds, at most, of what a nest leaves for a plain fragment
+_MOST = 128
 #: op → what an update does in an augmented assignment
 OPS = {"sum": "+", "max": "max", "min": "min", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}
 
@@ -112,13 +115,13 @@ def _closed(tile: Any, what: str, message: str, expected: str) -> TileTypeError:
 
 
 #: op → the expression that ``r[i] = T.max(r[i], x)`` and its like are
-_EXPRESSIONS = {SUM: tirx.Add, "max": tirx.Max, "min": tirx.Min, "prod": tirx.Mul}
+_EXPRESSIONS: dict[str, Any] = {SUM: tirx.Add, "max": tirx.Max, "min": tirx.Min, "prod": tirx.Mul}
 
 
-def added(target: Buffer, index: Any, value: Any) -> Any:
-    """``x`` of ``r[i] = T.max(r[i], x)`` in T.Parallel, of an accumulator ``r`` of its op; None of any other
+def added(target: Buffer, index: Any, value: Any, kind: str) -> Any:
+    """``x`` of ``r[i] = T.max(r[i], x)`` in T.Parallel, of an accumulator ``r`` of that op; None of any other
     assignment."""
-    if not isinstance(value, _EXPRESSIONS.get(target.reducer, ())):
+    if not isinstance(value, _EXPRESSIONS.get(kind, ())):
         return None
     if not any(f.kind == "parallel" for f in bld.current().frames):
         return None
@@ -129,6 +132,102 @@ def added(target: Buffer, index: Any, value: Any) -> Any:
             if len(items) == len(own.indices) and all(map(same_extent, own.indices, items)):
                 return other
     return None
+
+
+def implied(target: Buffer, index: Any, value: Any, op: str | None = None) -> bool:
+    """Whether ``s[i] += a[i, j]`` of a plain fragment in ``T.Parallel(M, N)`` was done as an accumulator's:
+    iterations that the index does not tell apart add to one element. The same of ``s[i] = T.max(s[i], x)``.
+    Who else touches the element in the nest is refused when that ends."""
+    b = bld.current()
+    first = next((f for f in b.frames if f.kind == "parallel"), None)
+    if (
+        first is None
+        or b.launch is None
+        or target.scope != "local.fragment"
+        or target.flat is not None
+        or b.executor != "block"
+    ):
+        return False
+    kind = next((k for k, expression in _EXPRESSIONS.items() if isinstance(value, expression)), None)
+    if op is not None:
+        kind = next((k for k, sign in OPS.items() if sign == op), None)
+    elif kind is not None:
+        value = added(target, index, value, kind)
+    items = [as_expr(i) for i in (index if isinstance(index, tuple) else (index,))]
+    if kind is None or value is None or len(items) != target.ndim or _reads(value, target):
+        return False
+    nest = _Nest(b, source.current())
+    made = nest.made()
+    spelt = [spelt_out(i, {v: e for v, e in b.definitions.items() if v in made}) for i in items]
+    if nest.odd or prod(map(int, nest.extents)) > _MOST * b.launch.threads or nest.undecided(spelt, made):
+        return False
+    named = nest.named(spelt)
+    if all(k in named or extent == 1 for k, extent in enumerate(nest.extents)):
+        return False
+    alone = next((a for a in first.after if isinstance(a, _Alone) and a.target is target), None)
+    if alone is None:
+        first.after.append(alone := _Alone(b, target, kind, source.current()))
+    alone.kinds.add(kind)
+    b.folded[target.var] = source.current()
+    _update(nest, target, index, kind, value)
+    return True
+
+
+def require_apart(what: str, value: Any) -> None:
+    """
+    Raises:
+        TileTypeError: threads are to combine a fragment that has their sum already, by `implied`. TileLang's
+            has each thread's own part.
+    """
+    b, found = bld.current(), []
+    structural_walk(as_expr(value), (ir.TensorLoad, lambda e: found.append(e.source)))
+    for memory in found:
+        if memory in b.folded:
+            name, line = b.buffers[memory].name, b.folded[memory].line
+            raise TileTypeError(
+                f"{what} of {name}, which has what all threads added in line {line}",
+                loc=source.current(),
+                expected="each thread's own part",
+                hint=f"leave {what} out, or T.alloc_local and T.serial for each thread's own part",
+            )
+
+
+def _reads(e: Any, target: Buffer) -> bool:
+    found: list[Any] = []
+    structural_walk(as_expr(e), (ir.TensorLoad, lambda x: found.append(x.source)))
+    return any(x.same_as(target.var) for x in found)
+
+
+class _Alone:
+    """Looks, when a nest has ended, whether it touches a fragment that it folds into in another way."""
+
+    def __init__(self, b: bld.Builder, target: Buffer, kind: str, loc: Any):
+        self.b, self.target, self.kinds, self.loc = b, target, {kind}, loc
+
+    def __call__(self) -> None:
+        """
+        Raises:
+            TileSyntaxError: it does.
+        """
+        nest = next(s for s in reversed(self.b.bodies[-1]) if isinstance(s, tirx.For))
+        found: list[Any] = []
+
+        def touch(memory: Any, at: Any) -> None:
+            if memory.same_as(self.target.var):
+                found.append(at)
+
+        structural_walk(nest, (ir.TensorLoad, lambda e: touch(e.source, e)))
+        structural_walk(nest, (ir.TensorRegion, lambda r: touch(r.source, r)))
+        structural_walk(nest, (tirx.BufferStore, lambda s: touch(s.buffer, s)))
+        if found or len(self.kinds) > 1:
+            raise TileSyntaxError(
+                f"iterations of this T.Parallel add to one element of {self.target.name}, which it touches "
+                "in another way, too",
+                loc=self.loc,
+                expected="in one nest what it adds, or its greatest or least, alone",
+                hint=f"another T.Parallel for what else there is of {self.target.name}; T.serial where each "
+                "iteration goes on from the one before",
+            )
 
 
 def update(target: Buffer, index: Any, op: str, value: Any) -> None:
@@ -142,7 +241,25 @@ def update(target: Buffer, index: Any, op: str, value: Any) -> None:
     if op != OPS[kind]:
         usual = "T.reducer_update(…)" if len(OPS[kind]) > 1 else f"{target.name}[…] {OPS[kind]}= …"
         raise TileTypeError(f"{target.name} {op}= …, which is a {kind}", loc=loc, expected=usual)
-    nest = _Nest(b, target, loc)
+    if not any(f.kind == "parallel" for f in b.frames):
+        raise TileSyntaxError(
+            f"{target.name} is added to outside of T.Parallel",
+            loc=loc,
+            expected="an addition in T.Parallel, by its iterations",
+            hint=f"for i in T.Parallel(…): around it, or {target.name} of T.alloc_fragment",
+        )
+    nest = _Nest(b, loc)
+    if nest.odd:
+        raise TileTypeError(
+            f"{target.name} is added to in T.Parallel over {', '.join(map(str, nest.extents))}",
+            loc=loc,
+            expected="constant extents, from 0 in steps of 1",
+        )
+    _update(nest, target, index, kind, value)
+
+
+def _update(nest: _Nest, target: Buffer, index: Any, kind: str, value: Any) -> None:
+    b, loc = nest.b, nest.loc
     items = [as_expr(i) for i in (index if isinstance(index, tuple) else (index,))]
     if len(items) != target.ndim:
         raise TileTypeError(
@@ -179,17 +296,11 @@ def _folded(kind: str, before: Any, value: Any) -> Any:
 
 class _Nest:
     """The T.Parallel nest around an update. ``apart``: other loops or conditions of the nest are around it,
-    so that an iteration may come to it several times, or not at all."""
+    so that an iteration may come to it several times, or not at all. ``odd``: its ranges are no constants
+    from 0 in steps of 1."""
 
-    def __init__(self, b: bld.Builder, target: Buffer, loc: Any):
-        first = next((k for k, f in enumerate(b.frames) if f.kind == "parallel"), None)
-        if first is None:
-            raise TileSyntaxError(
-                f"{target.name} is added to outside of T.Parallel",
-                loc=loc,
-                expected="an addition in T.Parallel, by its iterations",
-                hint=f"for i in T.Parallel(…): around it, or {target.name} of T.alloc_fragment",
-            )
+    def __init__(self, b: bld.Builder, loc: Any):
+        first = next(k for k, f in enumerate(b.frames) if f.kind == "parallel")
         self.b, self.first, self.loc = b, first, loc
         self.frame = b.frames[first]
         inner = b.frames[first:]
@@ -198,12 +309,7 @@ class _Nest:
         self.variables = [v for variables, _ in nests for v in variables]
         ranges = [r for _, several in nests for r in several]
         self.extents = [high for _, high, _ in ranges]
-        if any(low != 0 or step != 1 or constant(high) is None for low, high, step in ranges):
-            raise TileTypeError(
-                f"{target.name} is added to in T.Parallel over {', '.join(map(str, self.extents))}",
-                loc=loc,
-                expected="constant extents, from 0 in steps of 1",
-            )
+        self.odd = any(low != 0 or step != 1 or constant(high) is None for low, high, step in ranges)
 
     def whole_axes(self, target: Buffer, items: list[Any]) -> list[int] | None:
         """The nest's axes that the indices are, over whole axes of the accumulator and in the nest's order;
@@ -229,17 +335,22 @@ class _Nest:
         Raises:
             TileTypeError: an index reads memory, or names what the nest's body has made or counts.
         """
-        found: list[Any] = []
-        for i in spelt:
-            structural_walk(i, ((ir.TensorLoad, ir.Call), found.append))
-            structural_walk(i, (ir.Var, lambda v: found.append(v) if v in made else None))
-        if found:
+        if self.undecided(spelt, made):
             raise TileTypeError(
                 f"{target.name} of {target.shape} is added to at {', '.join(map(str, items))}",
                 loc=self.loc,
                 expected="indices of the loops of T.Parallel and of what is outside of it",
                 hint="T.atomic_add of a T.alloc_shared tile",
             )
+
+    @staticmethod
+    def undecided(spelt: list[Any], made: set[Any]) -> bool:
+        """Whether an index reads memory, or names what the nest's body has made or counts."""
+        found: list[Any] = []
+        for i in spelt:
+            structural_walk(i, ((ir.TensorLoad, ir.Call), found.append))
+            structural_walk(i, (ir.Var, lambda v: found.append(v) if v in made else None))
+        return bool(found)
 
     def made(self) -> set[Any]:
         """The names that are made within the nest, but for its own loops'."""

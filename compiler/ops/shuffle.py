@@ -245,6 +245,25 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
     emit("sync_threads", [], {"barrier": number, "count": count})
 
 
+def tvm_storage_sync(storage_scope: str) -> None:
+    """TVM's name of `sync_threads` ("shared", "shared.dyn") and of `sync_warp` ("warp").
+
+    Raises:
+        TileValueError: another scope. TileSyntaxError: in T.Parallel; "warp" where `sync_warp` may not stand.
+    """
+    if storage_scope in ("shared", "shared.dyn"):
+        sync_threads()
+    elif storage_scope == "warp":
+        sync_warp()
+    else:
+        raise TileValueError(
+            f"T.tvm_storage_sync of {storage_scope!r}",
+            loc=source.current(),
+            expected='"shared", "shared.dyn" or "warp"',
+            hint="T.sync_grid() for all blocks of the launch",
+        )
+
+
 def named_barrier_arrive(barrier_id: int, thread_count: int) -> None:
     """Comes to one of the block's barriers, and goes on. What a thread did before it is in front of what
     those do who wait there by `sync_threads` of the same number and count.
@@ -291,7 +310,8 @@ def _at_number(what: str, number: Any, count: Any, threads: int, least: int = 0)
         raise TileValueError(
             f"{what} at barrier {number}", loc=loc, expected=f"{least} ≤ barrier < {BARRIERS}"
         )
-    if count % WARP or not 0 < count <= threads:
+    all_come = number == 0 and count == threads  # also of a block that has a part of a warp
+    if not all_come and (count % WARP or not 0 < count <= threads):
         raise TileValueError(
             f"{what} of {count} threads",
             loc=loc,

@@ -13,6 +13,7 @@ from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops import math
 from tilescale.compiler.ops.alloc import alloc_var
 from tilescale.compiler.ops.mma_sync import whole_warps
+from tilescale.compiler.ops.reducer import require_apart
 from tilescale.compiler.ops.shuffle import shfl_xor
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError
@@ -77,6 +78,7 @@ def _bits(what: str, value: Any, op: str) -> Any:
 
 def _reduced(what: str, value: Any, op: Callable[[Any, Any], Any]) -> Any:
     whole_warps(what)
+    require_apart(what, value)
     held = alloc_var(dtype_of(value), value)
     bld.current().give_name(held.buffer, "reduced")
     lanes = WARP // 2

@@ -153,6 +153,7 @@ SCALES = {
             "activemask",
             "tvm_warp_activemask",
             "sync_warp",
+            "tvm_storage_sync",
             "named_barrier_arrive",
             "get_thread_binding",
             "get_lane_idx",
@@ -315,6 +316,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "address_of": {"base": t.shared},
         "tvm_access_ptr": {"ptype": "float32", "data": t.shared.data, "offset": 0, "extent": 4},
         "type_annotation": {"dtype": "float32"},
+        "tvm_storage_sync": {"storage_scope": "shared"},
         "call_extern": {"args": ("f", t.scalar)},
         "call_pure_extern": {"dtype": "float32", "func_name": "f", "args": (t.scalar,)},
         "ptx_cp_async": {

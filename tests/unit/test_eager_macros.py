@@ -115,6 +115,7 @@ def test_outputs_by_extents():
 
 def test_what_get_tir_gives_is_compiled():
     a, program = torch.randn(40, 8), rows.get_tir(T.Tensor((40, 8), "float32"))
+    assert "def rows" in program.script()
     for target in ("cpu", "sim"):
         assert torch.equal(tilescale.compile(program, target=target)(a), rows(a))
     with refused(TileValueError, "out_idx 7 of rows"):

@@ -124,7 +124,7 @@ RUNTIME: dict[str, set[str]] = {
     "kernel": {"compat", "launching", "profiler", "report", "export", "tilelang_kernel"},
     "several": {"kernel", "export"},
     "layout": {"kernel"},
-    "tools": {"layout"},
+    "tools": {"compat", "layout"},
     "build": {"several", "advice", "language", "fingerprint", "cache", "devices", "kernel", "launching"},
     "undecided": {"devices", "kernel"},
     "hosts": set(),

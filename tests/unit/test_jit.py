@@ -434,13 +434,35 @@ def test_the_environment_chooses_for_auto_alone(monkeypatch: pytest.MonkeyPatch)
     assert resolve_target("auto", [Tensor(True)]) == "cpu"
 
 
+def test_of_a_prim_func_jit_is_compile():
+    @tilescale.jit(out_idx=-1, target="cpu")
+    @T.prim_func
+    def twice(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(8):
+                B[i] = A[i] * 2
+
+    a = torch.randn(8)
+    assert torch.equal(twice(a), 2 * a)
+
+
+def test_jit_of_a_bound_method_is_what_its_decorator_makes():
+    class Operation:
+        def __init__(self, factor: int):
+            self.factor = factor
+            self.kernel = tilescale.jit(out_idx=-1, target="cpu")(self.made)(8)
+
+        def made(self, n):
+            return scale.get_tir(n, self.factor)
+
+    a = torch.randn(8)
+    assert torch.equal(Operation(3).kernel(a), 3 * a)
+    assert torch.equal(Operation(5).kernel(a), 5 * a)
+
+
 def test_what_the_decorators_refuse():
-    with refused(
-        TileTypeError,
-        "@tilescale.jit takes a plain function, and this is a PrimFunc",
-        write="tilescale.compile",
-    ):
-        tilescale.jit(scale.get_tir(8))
+    with refused(TileTypeError, "@tilescale.jit takes a function or a @T.prim_func, and this is a type"):
+        tilescale.jit(Tensor)
     with refused(TileTypeError, "tilescale.compile takes a @T.prim_func, and this is a Factory"):
         tilescale.compile(scale)
     with refused(

@@ -363,3 +363,44 @@ def test_decorating_brings_neither_torch_nor_tvm(tmp_path: Path, clean_env: dict
         [sys.executable, str(program)], env=clean_env, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+WITHOUT_PYC = """
+import importlib.util, pathlib, sys
+
+def load(name, text):
+    path = pathlib.Path(sys.argv[1]) / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, path
+
+text = pathlib.Path(sys.argv[2]).read_text()
+for name in ("first", "second"):  # the first one imports tilescale
+    module, path = load(name, text)
+    assert "int32" in module.make().trace().func.script()
+module, path = load("third", text)
+path.write_text(text.replace("x: T.int32", "x: T.int16"))
+try:
+    module.make().trace()
+except Exception as error:
+    assert "changed since it was imported" in str(error), error
+else:
+    raise AssertionError("an edited annotation was taken")
+"""
+
+
+def test_a_file_that_is_written_and_imported_where_python_keeps_no_bytecode(
+    tmp_path: Path, clean_env: dict[str, str]
+):
+    inner = kernel("first", "x").replace("        C[b] = x", "        x: T.int32 = b * 2\n        C[b] = x")
+    (tmp_path / "text").write_text(
+        HEAD + "def make():\n" + textwrap.indent(inner, "    ") + "    return first\n"
+    )
+    (tmp_path / "program.py").write_text(WITHOUT_PYC)
+    done = subprocess.run(
+        [sys.executable, "-B", tmp_path / "program.py", tmp_path, tmp_path / "text"],
+        env=clean_env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

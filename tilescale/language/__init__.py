@@ -79,8 +79,8 @@ _EXPORTS: dict[str, str] = {
     "ops.packets": "put_packets get_packets",
     "ops.mma_sync": "mma_sync",
     "ops.ldmatrix": "ldmatrix",
-    "ops.shuffle": "sync_threads named_barrier_arrive sync_warp tvm_warp_shuffle tvm_warp_shuffle_up "
-    "tvm_warp_shuffle_down shfl_sync shfl_xor shfl_up shfl_down",
+    "ops.shuffle": "sync_threads named_barrier_arrive sync_warp tvm_storage_sync tvm_warp_shuffle "
+    "tvm_warp_shuffle_up tvm_warp_shuffle_down shfl_sync shfl_xor shfl_up shfl_down",
     "ops.warp_reduce": "warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor",
     "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
     "match_all_sync syncthreads_count syncthreads_and syncthreads_or",

@@ -137,12 +137,12 @@ def one_stage_too_few(n, bug):
 
 @case("collision", "total", ranks=1)
 def iterations_share_an_element(n, bug):
-    """A sum in T.Parallel, whose iterations all add to one element."""
+    """A sum in T.Parallel, whose iterations all add to one element of shared memory."""
 
     @T.prim_func
     def main(A: T.Tensor((S,), "float32"), B: T.Tensor((1,), "float32")):
         with T.Kernel(1):
-            x, total = T.alloc_fragment((S,), "float32"), T.alloc_fragment((1,), "float32")
+            x, total = T.alloc_fragment((S,), "float32"), T.alloc_shared((1,), "float32")
             T.copy(A, x)
             T.clear(total)
             if bug:

@@ -357,6 +357,22 @@ def test_both_spellings_of_with_scale():
     assert c.tolist() == [0, 1, 2, 2, 2, 2, 3, 1]
 
 
+def test_the_variable_to_write_instead_has_the_dtype_of_the_name_around_all_loops():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 4), "float16")):
+        with T.Kernel(1) as _:
+            s = T.cast(0, "float16")
+            for i in T.serial(4):
+                for j in T.serial(4):
+                    s += A[i, j]
+            A[0, 0] = s
+
+    with refused(
+        TileSyntaxError, "'s' is rebound under the device for", write='s = T.alloc_var("float16") before it'
+    ):
+        kernel.trace()
+
+
 def test_names_rebound_under_a_device_construct_are_refused_behind_it():
     def check(kernel: T.PrimFunc, name: str, at: str, what: str):
         with refused(

@@ -423,3 +423,50 @@ def test_vectors_between_own_memory_and_shared_are_accesses_of_16_bytes():
     assert "x_shared" not in code, code
     assert len(re.findall(r"\*\(uint4\*\)&s\[", code)) == 1, code
     assert len(re.findall(r"= \*\(const uint4\*\)&s\[", code)) == 1, code
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_some_threads_read_in_a_loop_what_all_have_in_local_memory(target: str):
+    """Each thread has all of it, also where it is large and read by vectors."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((48,), "float32"), B: T.Tensor((48,), "float32"), C: T.Tensor((32, 48), "float32")
+    ):
+        with T.Kernel(1, threads=32):
+            tx, x = T.get_thread_binding(), T.alloc_local((48,), "float32")
+            for i in T.serial(48):
+                x[i] = A[i] * 2
+            for i in T.vectorized(48):
+                C[tx, i] = x[i] + tx
+            if tx == 3:
+                for i in T.vectorized(48):
+                    B[i] = x[47 - i]
+
+    a = RNG.standard_normal(48).astype("float32")
+    out = run(kernel, {"A": a, "B": np.zeros(48, "float32"), "C": np.zeros((32, 48), "float32")}, target)
+    assert (out["B"] == 2 * a[::-1]).all()
+    assert (out["C"] == 2 * a + np.arange(32, dtype="float32")[:, None]).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rounds_of_a_vectorized_loop_that_add_up_go_in_order(target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 4), "float32"), B: T.Tensor((3, 64), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            row = bx * 32 + T.get_thread_binding()
+            acc, s = T.alloc_local((1,), "float32"), T.alloc_var("float32", 1)
+            acc[0] = 0.0
+            B[0, row] = 0.0
+            for k in T.vectorized(4):
+                acc[0] = acc[0] * 2 + A[row, k]
+            for k in T.vectorized(4):
+                x = s + A[row, k]
+                s = x
+            for k in T.vectorized(4):
+                B[0, row] += A[row, k]
+            B[1, row], B[2, row] = acc[0], s
+
+    a = RNG.integers(-9, 9, (64, 4)).astype("float32")
+    out = run(kernel, {"A": a, "B": np.zeros((3, 64), "float32")}, target)
+    assert (out["B"] == [a.sum(1), a @ [8, 4, 2, 1], 1 + a.sum(1)]).all()

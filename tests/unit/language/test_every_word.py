@@ -904,6 +904,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         f"{THREAD}T.sync_threads(1, 64)",
         {"barrier_id": f"{THREAD}T.sync_threads(2, 64)", "arrive_count": f"{THREAD}T.sync_threads(1, 96)"},
     ),
+    "tvm_storage_sync": (
+        f"{THREAD}T.tvm_storage_sync('shared')",
+        {"storage_scope": f"{THREAD}T.tvm_storage_sync('warp')"},
+    ),
     "sync_warp": (f"{THREAD}T.sync_warp()", {"mask": f"{THREAD}T.sync_warp(1)"}),
     "tma_copy": (
         "T.tma_copy(A, a, barrier=m)",

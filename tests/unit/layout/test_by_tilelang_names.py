@@ -104,8 +104,11 @@ def test_maps_of_indices_make_fragments(tmp_path: Path):
     )
     whole = base.repeat([2, 1], repeat_on_thread=True).replicate(2)
     assert whole.threads == 128 and not whole.is_equal(base)
-    (path,) = plot_layout(whole, str(tmp_path), name="whole", formats="svg")
+    (path,) = plot_layout(whole, str(tmp_path), "whole", "RdPu", True, formats="svg", view="input")
     assert path.stat().st_size > 1000
+    with refused(TileValueError, "plot_layout with view='output'", expected='"input"'):
+        plot_layout(whole, tmp_path, view="output")
+    assert [p.suffix for p in plot_layout(base, tmp_path, formats="pdf,png")] == [".pdf", ".png"]
 
 
 def test_layouts_by_name():

@@ -17,8 +17,8 @@ from tilescale.errors import TileTypeError, TileValueError
 from tilescale.layout import layouts
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_files_of_both_kinds(tmp_path, suffix, magic):
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_files_of_each_kind(tmp_path, suffix, magic):
     pytest.importorskip("matplotlib")
     for k, layout in enumerate(
         (
@@ -58,8 +58,8 @@ def test_of_a_ring_the_first_stage_is_drawn(tmp_path):
 
 
 def test_refusals(tmp_path, monkeypatch):
-    with pytest.raises(TileValueError, match="png or .svg"):
-        plot_layout(instructions.mma_accumulator(), tmp_path / "a.pdf")
+    with pytest.raises(TileValueError, match="png, .svg or .pdf"):
+        plot_layout(instructions.mma_accumulator(), tmp_path / "a.jpg")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(TileTypeError, match="needs matplotlib"):
         plot_layout(instructions.mma_accumulator(), tmp_path / "a.png")

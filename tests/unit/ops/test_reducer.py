@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilescale
 import tilescale.language as T
+from tests.kernels import refused
 from tests.unit.ops.test_argmax import TARGETS, run
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -254,3 +256,95 @@ def refusing(how: str) -> Any:
 def test_refusals(how: str, kind: type[Exception], message: str):
     with pytest.raises(kind, match=message):
         refusing(how).trace()
+
+
+@T.prim_func
+def plain(A: T.Tensor((20, 70), "float32"), S: T.Tensor((20,), "float32"), M: T.Tensor((1,), "float32")):
+    """Fragments that nobody declared as accumulators."""
+    with T.Kernel(1, threads=64):
+        a, s = T.alloc_shared((32, 32), "float32"), T.alloc_fragment((32,), "float32")
+        m = T.alloc_fragment((1,), "float32")
+        T.fill(s, 1)
+        T.fill(m, -T.infinity("float32"))
+        for k in T.Pipelined(T.ceildiv(70, 32), num_stages=2):
+            T.copy(A[0, k * 32], a)
+            for i, j in T.Parallel(32, 32):
+                x = a[i, j]
+                if k * 32 + j < 70 and i < 20:
+                    s[i] += x * x
+                    m[0] = T.max(m[0], x)
+        T.copy(s[0:20], S)
+        M[0] = m[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_iterations_that_share_an_element_of_a_fragment_fold_into_it(target: str):
+    a = RNG.standard_normal((20, 70)).astype("float32")
+    out = run(plain, {"A": a, "S": np.zeros(20, "float32"), "M": np.zeros(1, "float32")}, target)
+    np.testing.assert_allclose(out["S"], 1 + (a.astype(float) ** 2).sum(1), rtol=1e-5)
+    assert out["M"][0] == a.max()
+
+
+def test_what_else_a_nest_does_with_what_it_folds_into_is_refused():
+    def refuse(kind: Any, message: str, statement: Any, behind: Any = None, **more: Any) -> None:
+        @T.prim_func
+        def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_fragment((1,), "float32")
+                T.clear(s)
+                for i in T.Parallel(64):
+                    s[0] += A[i]
+                    statement(s, i, B)
+                if behind is not None:
+                    behind(s, B)
+
+        with refused(kind, message, **more):
+            kernel.trace()
+
+    @T.macro
+    def reads(s, i, B):
+        B[i] = s[0]
+
+    @T.macro
+    def another(s, i, B):
+        s[0] = T.max(s[0], B[i])
+
+    @T.macro
+    def nothing(s, i, B):
+        B[i] = 1
+
+    @T.macro
+    def together(s, B):
+        B[T.get_thread_binding()] = T.warp_reduce_sum(s[0])
+
+    text = "iterations of this T.Parallel add to one element of s, which it touches in another way"
+    refuse(TileSyntaxError, text, reads, write="T.serial where each iteration goes on")
+    refuse(TileSyntaxError, text, another)
+    refuse(
+        TileTypeError, "T.warp_reduce_sum of s, which has what all threads added", nothing, together,
+        write="leave T.warp_reduce_sum out",
+    )  # fmt: skip
+
+
+def test_large_nests_and_shared_tiles_are_races_as_before():
+    @T.prim_func
+    def shared(A: T.Tensor((64,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((1,), "float32")
+            T.clear(s)
+            for i in T.Parallel(64):
+                s[0] += A[i]
+            T.copy(s, B)
+
+    @T.prim_func
+    def large(A: T.Tensor((1 << 20,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_fragment((1,), "float32")
+            T.clear(s)
+            for i in T.Parallel(1 << 20):
+                s[0] += A[i]
+            T.copy(s, B)
+
+    for kernel in (shared, large):
+        with refused(TileValueError, "two iterations of this T.Parallel loop touch one element of s"):
+            tilescale.compile(kernel, target="cpu")

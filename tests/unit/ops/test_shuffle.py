@@ -210,6 +210,35 @@ def test_a_warp_meets():
     )
 
 
+@pytest.mark.parametrize("threads", [1, 48, 64])
+@pytest.mark.parametrize("scale", ["block", "thread"])
+def test_a_block_of_any_number_of_threads_synchronizes(threads: int, scale: str):
+    @T.prim_func
+    def together(A: T.Tensor((threads,), "int32"), C: T.Tensor((threads,), "int32")):
+        with T.Kernel(1, threads=threads):
+            s = T.alloc_shared((threads,), "int32")
+            T.copy(A, s)
+            T.sync_threads()
+            for i in T.Parallel(threads):
+                C[i] = s[threads - 1 - i]
+
+    @T.prim_func
+    def by_thread(A: T.Tensor((threads,), "int32"), C: T.Tensor((threads,), "int32")):
+        with T.Kernel(1, threads=threads):
+            s = T.alloc_shared((threads,), "int32")
+            t = T.get_thread_binding()
+            s[t] = A[t]
+            T.tvm_storage_sync("shared.dyn")
+            C[t] = s[threads - 1 - t]
+
+    kernel = together if scale == "block" else by_thread
+    args = {"A": data((threads,), "int32", 1), "C": empty((threads,), "int32")}
+    assert (agree(kernel, args, exact=True)["C"] == args["A"][::-1]).all()
+    out = args["C"].copy()
+    run(kernel)(args["A"].copy(), out)
+    assert (out == args["A"][::-1]).all()
+
+
 def test_what_they_refuse():
     def refuse(kind: Any, message: str, statement: Any, scale: str = "thread", **more: Any) -> None:
         @T.prim_func
@@ -281,6 +310,13 @@ def test_what_they_refuse():
         lambda A, i: T.get_warp_idx(),
         "warp",
         write='T.Scale("warp") as (w, n)',
+    )
+    refuse(
+        TileValueError,
+        "T.tvm_storage_sync of 'global'",
+        lambda A, i: T.tvm_storage_sync("global"),
+        expected='"shared", "shared.dyn" or "warp"',
+        write="T.sync_grid()",
     )
     refuse(TileSyntaxError, "T.sync_warp is a thread's", lambda A, i: T.sync_warp(), "warpgroup")
     refuse(
