@@ -169,13 +169,12 @@ def _shorten() -> None:
     array.__iter__ = lambda self: map(get, itertools.repeat(self), range(size(self)))
 
     number, equal, unequal = ir.PrimType, tirx.expr.EqualOp, tirx.expr.NotEqualOp
-    of_others, unlike_others = ir.Expr.__eq__, ir.Expr.__ne__
 
     def alike(self: Any, other: Any) -> Any:
-        return equal(self, other) if type(self.ty) is number else of_others(self, other)
+        return equal(self, other) if isinstance(self.ty, number) else self.same_as(other)
 
     def unlike(self: Any, other: Any) -> Any:
-        return unequal(self, other) if type(self.ty) is number else unlike_others(self, other)
+        return unequal(self, other) if isinstance(self.ty, number) else not self.same_as(other)
 
     ir.Expr.__eq__, ir.Expr.__ne__ = alike, unlike
     equal.__bool__ = lambda self: self.a.same_as(self.b)
