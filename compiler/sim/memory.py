@@ -81,7 +81,7 @@ class Shadow:
         event = self.events.add(ex, site, mode, key) if self.tracked else 0
         if not self.tracked and half in ("write", "store"):
             last[key] = HOST
-            self.whole = self.last.size == 1
+            self.whole = self.whole or self.last.size == 1
             return
         there = last[key]
         if half not in ("write", "store") and not self.whole and not site.keeps:
