@@ -21,6 +21,7 @@ from tilescale.compiler.emulator import isa
 from tilescale.compiler.emulator.copies import Copies, EmulationError, overlap
 from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.maps import Row, TensorMap
+from tilescale.compiler.emulator.memory import spread
 from tilescale.compiler.emulator.products import SWIZZLE_OF, Held, Product, accumulates, factors, in_memory
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
@@ -382,9 +383,9 @@ class AsyncUnits:
 
 def one(m: Any, value: Any) -> Any:
     """What all running lanes agree on."""
-    values = np.unique(np.broadcast_to(value, m.shape)[m])
-    if len(values) != 1:
-        raise EmulationError(f"threads of one instruction disagree: {values[:4]}")
+    values = spread(value, m)[m]
+    if not len(values) or np.count_nonzero(values == values[0]) != len(values):
+        raise EmulationError(f"threads of one instruction disagree: {np.unique(values)[:4]}")
     return values[0]
 
 

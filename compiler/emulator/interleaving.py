@@ -39,7 +39,6 @@ class Role:
     turn: Turn = field(default_factory=Turn)
     ready: Callable[[], bool] | None = None
     ended: bool = False
-    error: Exception | None = None
 
 
 class Interleaving:
@@ -51,8 +50,10 @@ class Interleaving:
         self.roles: list[Role] = []
         self.threads: list[threading.Thread] = []
         self.current: Role | None = None
-        self.back = Turn()
-        self.stop = False
+        #: given back to who runs the roles, when all have ended or one has failed
+        self.over = Turn()
+        self.error: Exception | None = None
+        self.stop, self.steps = False, 0
         #: copies under way, into any of the blocks
         self.loads: list[Any] = []
         #: named barriers of blocks, and the cluster's → arrivals, how often they met
@@ -71,13 +72,20 @@ class Interleaving:
         if self.current is not None:
             self.yields(lambda: all(r.ended for r in mine))
             return
+        self.steps = 0
         try:
-            self._schedule()
+            self._hand_over(None)
+            self.over.acquire()
+            if self.error is not None:
+                error, self.error = self.error, None
+                try:
+                    raise error
+                finally:
+                    del error  # which refers to this frame
         finally:
             self.stop, self.current = True, None
             for r in self.roles:
-                if not r.ended:
-                    r.turn.release()
+                r.turn.release()
             for t in self.threads:
                 t.join()
             self.stop, self.roles, self.threads = False, [], []
@@ -88,22 +96,42 @@ class Interleaving:
 
     def _role(self, r: Role) -> None:
         r.turn.acquire()
-        try:
-            if not self.stop:
-                with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            try:
+                if not self.stop:
                     r.run()
-        except _Ended:
-            pass
-        except Exception as error:  # noqa: BLE001 (raised again where the block runs)
-            r.error = error
-        r.ended = True
-        self.back.release()
-
-    def _schedule(self) -> None:
-        for _ in range(STEPS):
-            ready = [r for r in self.roles if not r.ended and (r.ready is None or r.ready())]
-            if all(r.ended for r in self.roles):
+            except _Ended:
+                pass
+            except Exception as error:  # noqa: BLE001 (raised again where the block runs)
+                self.error = error
+            r.ended = True
+            if self.stop:
                 return
+            self.roles.remove(r)
+            if self.error is None:
+                self._hand_over(None)
+            else:
+                self.over.release()
+
+    def _hand_over(self, mine: Role | None) -> bool:
+        """Chooses who comes next, in the thread of the role that gives the turn away, ``mine``: many steps go
+        to who has made the last one, and change no thread. Returns whether it is ``mine``."""
+        try:
+            chosen = self._chosen()
+        except Exception as error:  # noqa: BLE001 (raised again where the block runs)
+            self.error, chosen = error, None
+        if chosen is mine and mine is not None:
+            return True
+        (self.over if chosen is None else chosen.turn).release()
+        return False
+
+    def _chosen(self) -> Role | None:
+        """Who comes next, behind the copies that arrive before; None where all have ended."""
+        while self.steps < STEPS:
+            self.steps += 1
+            ready = [r for r in self.roles if r.ready is None or r.ready()]
+            if not self.roles:
+                return None
             deliver = bool(self.loads) and (not ready or not self.late and self.draw.random() < 0.3)
             if deliver:
                 self.loads.pop(int(self.draw.integers(len(self.loads)))).arrive()
@@ -112,15 +140,8 @@ class Interleaving:
                 raise EmulationError(
                     "no role of the block can go on: each waits for a phase that does not end"
                 )
-            r = self.current = self._next(ready)
-            r.turn.release()
-            self.back.acquire()
-            if r.error is not None:
-                error, r.error = r.error, None
-                try:
-                    raise error
-                finally:
-                    del error  # which refers to this frame
+            self.current = self._next(ready)
+            return self.current
         raise EmulationError("the roles of the block do not end")
 
     def _next(self, ready: list[Role]) -> Role:
@@ -137,10 +158,10 @@ class Interleaving:
                 raise EmulationError("a wait outside the roles of a block")
             return
         r.ready = ready
-        self.back.release()
-        r.turn.acquire()
-        if self.stop:
-            raise _Ended
+        if not self._hand_over(r):
+            r.turn.acquire()
+            if self.stop:
+                raise _Ended
         r.ready = None
 
     def meet(self, key: Any, count: int, arriving: int, done: Callable[[], None]) -> None:

@@ -270,7 +270,7 @@ class Emulator:
         def run(b: Block, m: Any) -> None:
             start, count = low(b, m), spread(extent(b, m), m)
             k = 0
-            while (live := m & (k < count)).any():
+            while np.count_nonzero(live := m & (k < count)):  # a fifth of any()
                 b.values[var] = np.asarray(start + k).astype(dtype)
                 body(b, live)
                 k += 1
@@ -282,7 +282,7 @@ class Emulator:
 
         def run(b: Block, m: Any) -> None:
             rounds = 0
-            while (m := m & test(b, m)).any():
+            while np.count_nonzero(m := m & test(b, m)):
                 body(b, m)
                 rounds += 1
                 if rounds > 100_000:
@@ -298,9 +298,9 @@ class Emulator:
 
         def run(b: Block, m: Any) -> None:
             holds = spread(test(b, m), m)
-            if (yes := m & holds).any():
+            if np.count_nonzero(yes := m & holds):
                 then(b, yes)
-            if other is not None and (no := m & ~holds).any():
+            if other is not None and np.count_nonzero(no := m & ~holds):
                 other(b, no)
 
         return run

@@ -319,7 +319,15 @@ def decoded(stored: Any, dtype: str) -> Any:
 
 def spread(value: Any, m: Any) -> Any:
     """A value for each thread."""
-    return value if getattr(value, "shape", None) == m.shape else np.broadcast_to(value, m.shape)
+    if getattr(value, "shape", None) == m.shape:
+        return value
+    one = np.asarray(value)
+    if one.ndim or one.dtype.kind not in "biuf":
+        return np.broadcast_to(value, m.shape)
+    # np.broadcast_to of one number, which takes six times as long.
+    made = np.ndarray(m.shape, one.dtype, one, 0, (0,) * m.ndim)
+    made.flags.writeable = False
+    return made
 
 
 def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from tilescale.compiler.ir.statements import sequence
@@ -12,22 +13,21 @@ def tidied(body: Any) -> Any:
     """``body`` without pure bindings that are never read, without registers that are only written, until none
     is left."""
     while True:
-        used: dict[Any, int] = {}
-        structural_walk(body, (ir.Var, lambda v, used=used: used.__setitem__(v, used.get(v, 0) + 1)))
-        structural_walk(
-            body, (tirx.Bind, lambda s, used=used: used.__setitem__(s.var, used.get(s.var, 0) - _DEFINITION))
-        )
-        names: set[Any] = set()
-
-        def look(s: Any, used: dict[Any, int] = used, names: set[Any] = names) -> None:
-            if used[s.var] <= 0 and _pure(s.value):
-                names.add(s.var)
-
-        structural_walk(body, (tirx.Bind, look))
+        used, bindings = _counted(body, ir.Var), list[Any]()
+        structural_walk(body, (tirx.Bind, bindings.append))
+        used.subtract({hash(s.var): _DEFINITION for s in bindings})
+        names = {s.var for s in bindings if used[hash(s.var)] <= 0 and _pure(s.value)}
         buffers = _only_written(body)
         if not names and not buffers:
             return body
         body = _without(body, names, buffers)
+
+
+def _counted(root: Any, kind: Any) -> Counter[int]:
+    """How often each node of a kind stands in ``root``, by address: an expression's == makes another one."""
+    nodes: list[Any] = []
+    structural_walk(root, (kind, nodes.append))
+    return Counter(map(hash, nodes))
 
 
 def _definition_count() -> int:
@@ -49,18 +49,22 @@ def _pure(value: Any) -> bool:
 def _only_written(body: Any) -> set[Any]:
     """Registers that nothing but stores to themselves ever loads, all of whose stored values are pure."""
     made: set[Any] = set()
-    loads: dict[Any, int] = {}
+    loads: Counter[int] = Counter()  # by the buffer's address
     kept: set[Any] = set()
 
-    def count(e: Any, by: int) -> None:
-        loads[e.source] = loads.get(e.source, 0) + by
+    def count(e: Any) -> None:
+        loads[hash(e.source)] += 1
 
     def store(s: Any) -> None:
         if not _pure(s.value):
             kept.add(s.buffer)
-        structural_walk(
-            s.value, (ir.TensorLoad, lambda e: count(e, -1) if e.source.same_as(s.buffer) else None)
-        )
+        mine = hash(s.buffer)
+
+        def own(e: Any) -> None:
+            if hash(e.source) == mine:
+                loads[mine] -= 1
+
+        structural_walk(s.value, (ir.TensorLoad, own))
 
     structural_walk(
         body,
@@ -69,11 +73,11 @@ def _only_written(body: Any) -> set[Any]:
             lambda s: made.add(s.buffer) if s.buffer.ty.storage_scope.startswith("local") else None,
         ),
     )
-    structural_walk(body, (ir.TensorLoad, lambda e: count(e, 1)))
+    structural_walk(body, (ir.TensorLoad, count))
     structural_walk(body, (tirx.BufferStore, store))
     # Read under another name.
     structural_walk(body, (tirx.DeclBuffer, lambda s: structural_walk(s.data, (ir.Var, kept.add))))
-    return {b for b in made if loads.get(b, 0) == 0} - kept
+    return {b for b in made if loads[hash(b)] == 0} - kept
 
 
 def _without(s: Any, names: set[Any], buffers: set[Any]) -> Any:

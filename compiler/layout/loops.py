@@ -345,12 +345,6 @@ def choose(
         a.buffer: seen_by(layouts[a.buffer], threads) if a.mode == "read" else layouts[a.buffer]
         for a in known
     }
-    tries: list[Loop] = []
-    for a in sorted(known, key=lambda a: (a.mode == "read", -prod(layouts[a.buffer].shape))):
-        for share in (True, False) if a.mode == "read" else (False,):
-            made = from_fragment(nest, a, layouts[a.buffer], share)
-            if made is not None and made not in tries:
-                tries.append(made)
     if not nest.is_static:
         why = "the loop's extents are known only at run time"
         return None, [(a, why) for a in known if a.mode != "read" or not is_replicated(layouts[a.buffer])]
@@ -358,7 +352,7 @@ def choose(
     # numbers that every thread has say nothing about who runs what: memory does then
     alone = not any(decides(nest, a, layouts[a.buffer]) for a in known)
     asked = loop_of(nest)
-    for loop in _and_free([] if alone else tries, nest, threads) if asked is None else (asked,):
+    for loop in _and_free(() if alone else known, layouts, nest, threads) if asked is None else (asked,):
         bad = []
         for a in known:
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")
@@ -382,9 +376,18 @@ def decides(nest: Nest, a: Element, layout: Any) -> bool:
     return a.mode != "read" or not (prod(layout.shape) == 1 or (number and is_replicated(layout)))
 
 
-def _and_free(tries: list[Loop], nest: Nest, threads: int) -> Iterator[Loop]:
-    """The loops that follow a fragment, and, where none of them fits, the one that follows memory."""
-    yield from tries
+def _and_free(
+    known: Sequence[Element], layouts: Mapping[Any, Any], nest: Nest, threads: int
+) -> Iterator[Loop]:
+    """The loops that follow a fragment, and, where none of them fits, the one that follows memory. Each is
+    made when it is asked for: mostly the first one fits."""
+    tries: list[Loop] = []
+    for a in sorted(known, key=lambda a: (a.mode == "read", -prod(layouts[a.buffer].shape))):
+        for share in (True, False) if a.mode == "read" else (False,):
+            made = from_fragment(nest, a, layouts[a.buffer], share)
+            if made is not None and made not in tries:
+                tries.append(made)
+                yield made
     free = from_memory(nest, threads)
     if free is not None:
         yield free

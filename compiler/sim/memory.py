@@ -81,6 +81,7 @@ class Shadow:
         event = self.events.add(ex, site, mode, key) if self.tracked else 0
         if not self.tracked and half in ("write", "store"):
             last[key] = HOST
+            self.whole = self.whole or self.last.size == 1
             return
         there = last[key]
         if half not in ("write", "store") and not self.whole and not site.keeps:
@@ -188,7 +189,7 @@ class Storage:
             elif ex.polled is not None:
                 polling.looked(ex, self, key)
         shadow = self.shadow
-        if mode == "read" and shadow.whole and not shadow.tracked:
+        if shadow.whole and not shadow.tracked:
             return
         for observer in ex.machine.observers if shadow.tracked else ():
             observer.accessed(ex, self, key, "update" if mode in HALVES else mode, posted)

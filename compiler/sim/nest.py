@@ -72,14 +72,13 @@ def _refuse(buffer: Any, indices: Any, site: Site) -> None:
 def load(cx: Expressions, e: Any) -> Value:
     """``A[i, j]`` as a value; zero outside a tensor."""
     slot, dtype = cx.slots[e.source], cx.buffers[cx.slots[e.source]].dtype
-    indices = [cx.scalar(i) for i in e.indices]
+    place = _place(cx, e.indices)
     site, private = cx.site(e, "read"), e.source in cx.lane_buffers
     _refuse(e.source, e.indices, site)
-    tested = e.source in cx.tested
+    tested, whole = e.source in cx.tested, dtype not in numerics.FLOATS and dtype != "bool"
 
     def run(ex: Any) -> Any:
-        storage = ex.mem[slot]
-        key = tuple([i(ex) for i in indices])
+        storage, key = ex.mem[slot], place(ex)
         if not isinstance(storage, Storage):  # a counter, looked at without waiting
             counter = storage.at(key)
             for observer in ex.machine.observers if counter is not None else ():
@@ -91,7 +90,7 @@ def load(cx: Expressions, e: Any) -> Value:
             return _gather(ex, storage, ex.lane_index + key if private else key, site, tested)
         if inside(key, storage.shape):
             storage.record(ex, key, "read", site)
-            return numerics.decode(storage.data[key], dtype)
+            return storage.data.item(key) if whole else numerics.decode(storage.data[key], dtype)
         if not storage.is_global:
             ex.machine.report_outside(ex, storage.name, storage.shape, site, describe(storage.name, key))
         return numerics.scalar(0, dtype)
@@ -103,13 +102,13 @@ def store(cx: Preparation, s: Any) -> Any:
     """``A[i, j] = value``; nothing is written outside a tensor."""
     slot = cx.slots[s.buffer]
     cx.kept = kept_half(s)
-    indices, value = [cx.scalar(i) for i in s.indices], cx.scalar(s.value)
+    place, value = _place(cx, s.indices), cx.scalar(s.value)
     site, private, tested = cx.site(s, "assignment"), s.buffer in cx.lane_buffers, s.buffer in cx.tested
     _refuse(s.buffer, s.indices, site)
 
     def run(ex: Any) -> None:
         storage = ex.mem[slot]
-        made, key = value(ex), tuple([i(ex) for i in indices])
+        made, key = value(ex), place(ex)
         if ex.lanes is not None:
             _scatter(ex, storage, ex.lane_index + key if private else key, made, site, tested)
         elif inside(key, storage.shape):
@@ -121,7 +120,22 @@ def store(cx: Preparation, s: Any) -> Any:
     return run
 
 
+def _place(cx: Expressions, indices: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """The indices of an element. Those of one axis, and constant ones, as variables of one element have, are
+    most of all."""
+    values = [cx.scalar(i) for i in indices]
+    if all(isinstance(i, tirx.IntImm) for i in indices):
+        fixed = tuple([int(i.value) for i in indices])
+        return lambda ex: fixed
+    if len(values) == 1:
+        (only,) = values
+        return lambda ex: (only(ex),)
+    return lambda ex: tuple([i(ex) for i in values])
+
+
 def inside(key: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    if len(key) == 1:
+        return bool(0 <= key[0] < shape[0])
     for i, n in zip(key, shape, strict=True):
         if not 0 <= i < n:
             return False

@@ -23,11 +23,11 @@ from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import Launch, TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.sim import flights, nest, rings
+from tilescale.compiler.sim import bodies, flights, nest, rings
 from tilescale.compiler.sim.expr import Expressions
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.sim.view import BufferInfo, View
-from tilescale.compiler.tvm_compat import ir, is_expr, structural_walk, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import InternalError, TileSyntaxError
 from tilescale.language.dtypes import BITS
 
@@ -132,9 +132,10 @@ class Preparation(Expressions):
     def run(self) -> Prepared:
         func, program = self.program.func, self.program
         written, read = written_buffers(program), read_buffers(func.body)
-        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1)
+        self.shared_tiles = bodies.forks(func.body) or self.made.cluster != (1, 1, 1)
         self._units(func.body)
-        cell_bits = _cell_bits(func.body)
+        self.own = bodies.own_registers(func.body) if self.shared_tiles else set()
+        cell_bits = bodies.cell_bits(func.body)
         for p in program.params:
             if hasattr(p.spec, "shape"):
                 bits = BITS[str(p.spec.dtype)]
@@ -147,7 +148,7 @@ class Preparation(Expressions):
         if (
             self.shared_tiles
         ):  # what executors of a block update atomically; all else of its tiles is seen by the clocks alone
-            self.contended = _updated(func.body)
+            self.contended = bodies.updated(func.body)
         self.contended |= {
             p.var
             for p in program.params
@@ -158,7 +159,7 @@ class Preparation(Expressions):
             for p in program.params
             if hasattr(p.spec, "shape") and p.spec.kind in ("tensor", "symm") and p.var not in read
         }
-        self.made.floats_decide = _floats_decide(func.body)
+        self.made.floats_decide = bodies.floats_decide(func.body)
         grid = [*program.launch.grid, 1, 1][:3]
         x, y, z = (self.scalar(tirx.IntImm("int32", n) if isinstance(n, int) else n) for n in grid)
         self.made.grid = (x, y, z)
@@ -353,7 +354,7 @@ class Preparation(Expressions):
         steps: list[Step] = []
         regions: list[Any] = []
         for x in s.seq:
-            role = _role(x)
+            role = bodies.role(x)
             if regions and (
                 role is None or int(x.value.value) == 0
             ):  # the first role begins a new set of regions
@@ -368,13 +369,13 @@ class Preparation(Expressions):
     def _roles(self, regions: list[Any]) -> Step:
         """Role regions that stand next to each other are executors of the block that run at once; behind them
         all have ended."""
-        if len(regions) == 1 and _role(regions[0]) == "all":
+        if len(regions) == 1 and bodies.role(regions[0]) == "all":
             return self.stmt(regions[0].body)
         site = self.site(regions[0], "the roles of T.Pipelined")
         first = self._reserve("role", len(regions))
         parts = []
         for region in regions:
-            self.role = _role(region)
+            self.role = bodies.role(region)
             parts.append(((str(self.role), None), self.stmt(region.body)))
         self.role = None
         self.scales.pop()
@@ -479,9 +480,8 @@ class Preparation(Expressions):
         shape = tuple(int(e) for e in ty.shape)
         scope = ty.storage_scope
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
-        info = BufferInfo(
-            s.buffer.name, dtype, shape, scope, cells, self.shared_tiles, depth=self.depth, loc=self.here
-        )
+        tracked = self.shared_tiles and s.buffer not in self.own
+        info = BufferInfo(s.buffer.name, dtype, shape, scope, cells, tracked, depth=self.depth, loc=self.here)
         slot = self._add(s.buffer, info)
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
         if scope == "shared.barrier":
@@ -685,10 +685,6 @@ class Preparation(Expressions):
         return count
 
 
-def _role(s: Any) -> str | None:
-    return str(s.node.value) if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role" else None
-
-
 def _sequence(steps: list[Step]) -> Step:
     if len(steps) == 1:
         return steps[0]
@@ -715,72 +711,3 @@ def _constant(region: Any) -> tuple[int, ...] | None:
     """The index of a counter where it is constant."""
     mins = [r.min for r in region.region]
     return tuple(int(m.value) for m in mins) if all(isinstance(m, tirx.IntImm) for m in mins) else None
-
-
-def _forks(body: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(
-        body,
-        (
-            tirx.AttrStmt,
-            lambda s: (
-                found.append(s) if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS else None
-            ),
-        ),
-    )
-    return bool(found)
-
-
-def _cell_bits(body: Any) -> dict[Any, int]:
-    """For buffers that are viewed, and their views: the width of the narrowest element under which the memory
-    is seen."""
-    roots: dict[Any, Any] = {}
-    narrow: dict[Any, int] = {}
-
-    def bits(var: Any) -> int:
-        return BITS[str(getattr(var.ty.dtype, "dtype", var.ty.dtype))]
-
-    def note(s: Any) -> None:
-        old = s.data.args[0]
-        root = roots.setdefault(s.buffer, roots.get(old, old))
-        narrow[root] = min(narrow.get(root, bits(root)), bits(s.buffer))
-
-    structural_walk(body, (tirx.DeclBuffer, note))
-    return {**{view: narrow[root] for view, root in roots.items()}, **narrow}
-
-
-def _floats_decide(body: Any) -> bool:
-    """Whether something that is no float is made of floats: by a comparison, a conversion, an operation that
-    reads floats and writes other numbers, or a view."""
-    found: list[bool] = []
-
-    def is_float(dtype: Any) -> bool:
-        return str(dtype).startswith(("float", "bfloat"))
-
-    def call(c: Any) -> None:
-        if find(c) is None:
-            found.append(not is_float(c.ty) and any(is_float(a.ty) for a in c.args if is_expr(a)))
-            return
-        touched = [(a.mode, a.region.source.ty) for a in effects_of(c)]
-        reads = any(is_float(ty.dtype) for mode, ty in touched if mode != "write")
-        tiles = [ty for mode, ty in touched if mode != "read" and not ty.storage_scope.endswith("signal")]
-        found.append(reads and any(not is_float(ty.dtype) for ty in tiles))
-
-    def view(s: Any) -> None:
-        found.append(is_float(s.data.args[0].ty.dtype) != is_float(s.buffer.ty.dtype))
-
-    comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
-    structural_walk(body, (comparisons, lambda e: found.append(is_float(e.a.ty))))
-    structural_walk(body, (tirx.Cast, lambda e: found.append(is_float(e.value.ty) and not is_float(e.ty))))
-    structural_walk(body, (ir.Call, call))
-    structural_walk(body, (tirx.DeclBuffer, view))
-    return any(found)
-
-
-def _updated(body: Any) -> set[Any]:
-    """Buffers that atomic operations update."""
-    found: set[Any] = set()
-    structural_walk(
-        body, (ir.Call, lambda c: found.add(c.args[0].source) if c.op.name == "ts.atomic" else None)
-    )
-    return found
