@@ -7,7 +7,6 @@ use.
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import sys
 import types
@@ -150,38 +149,6 @@ def structural_mutate(root: Any, callbacks: Any) -> Any:
     was a tenth of compiling a kernel for the CPU.)"""
     entries = [(number, call, False) for number, call in _numbered(callbacks)]
     return _ffi_of_structure.StructuralMutate(root, entries)
-
-
-def _shorten() -> None:
-    """TVM's Python goes a long way for what a compilation asks a hundred thousand times: the class of a value
-    (by `abc`, though TVM has no virtual subclasses), the elements of an array (four calls each), whether two
-    expressions are one (six calls for each look into a dict). The answers are the same."""
-    kind: Any = type(tvm_ffi.Object)
-    kind.__instancecheck__, kind.__subclasscheck__ = type.__instancecheck__, type.__subclasscheck__
-
-    array = tvm_ffi.Array
-    get, size, any_index = _ffi_of_structure.ArrayGetItem, _ffi_of_structure.ArraySize, array.__getitem__
-
-    def item(self: Any, index: Any) -> Any:
-        return get(self, index) if type(index) is int and 0 <= index < size(self) else any_index(self, index)
-
-    array.__getitem__ = item
-    array.__iter__ = lambda self: map(get, itertools.repeat(self), range(size(self)))
-
-    number, equal, unequal = ir.PrimType, tirx.expr.EqualOp, tirx.expr.NotEqualOp
-
-    def alike(self: Any, other: Any) -> Any:
-        return equal(self, other) if isinstance(self.ty, number) else self.same_as(other)
-
-    def unlike(self: Any, other: Any) -> Any:
-        return unequal(self, other) if isinstance(self.ty, number) else not self.same_as(other)
-
-    ir.Expr.__eq__, ir.Expr.__ne__ = alike, unlike
-    equal.__bool__ = lambda self: self.a.same_as(self.b)
-    unequal.__bool__ = lambda self: not self.a.same_as(self.b)
-
-
-_shorten()
 
 
 def same_structure(a: Any, b: Any) -> bool:
