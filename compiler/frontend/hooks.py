@@ -90,8 +90,10 @@ class Hooks:
         targets: tuple[str, ...],
         snapshot: dict[str, Callable[[], Any]],
         read: dict[str, Callable[[], Any]] | None,
+        real: bool,
     ) -> Loop:
-        """``read``: what a body of T's operations alone reads (frontend/ranges.py); None of any other."""
+        """``read``: what a body of T's operations alone reads (frontend/ranges.py), which may be floats
+        where it is ``real``; None of any other."""
         if is_device(iterable):
             raise TileTypeError(
                 "a device value is not something to loop over",
@@ -99,7 +101,7 @@ class Hooks:
                 hint="for i in T.serial(n):",
             )
         inside = read is not None and isinstance(iterable, range) and bld.current().launch is not None
-        if inside and ranges.is_loop(iterable, map(peek, (read or {}).values()), _is_ours):
+        if inside and ranges.is_loop(iterable, map(peek, (read or {}).values()), real, _is_ours):
             from tilescale.compiler.ops import loops
 
             iterable = loops.serial(iterable.start, iterable.stop, iterable.step)

@@ -176,13 +176,12 @@ class Rewriter(ast.NodeTransformer):
         elements = n.target.elts if isinstance(n.target, (ast.Tuple, ast.List)) else [n.target]
         # No (i, (j, k)), no *rest.
         plain = len(elements) == len(targets) and all(isinstance(e, ast.Name) for e in elements)
-        operands = ranges.operands(n)
+        operands, real = ranges.operands(n) or (None, False)
         read: ast.expr = ast.Constant(None)
         if operands is not None:
             read = ast.Dict([ast.Constant(x) for x in operands], [self.peek(x) for x in operands])
-        made = self.hook(
-            "loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, read, at=n.iter
-        )
+        known = _constant(tuple(targets) if plain else ())
+        made = self.hook("loop", self.visit(n.iter), known, snapshot, read, ast.Constant(real), at=n.iter)
         # The loop gives its own names a value in each round, whatever an inner loop leaves behind.
         entry = [x for x in names if x not in targets]
         body = [*self.poison(state, entry, n), *self.block(n.body)]

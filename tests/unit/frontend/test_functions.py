@@ -529,13 +529,14 @@ def test_a_runaway_python_loop_is_stopped():
     def kernel(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
             for k in range(10**9):
-                C[b] = k
+                x = k
+                C[b] = x
 
     import tilescale.compiler.builder.state as builder
 
     limit, builder.STATEMENT_LIMIT = builder.STATEMENT_LIMIT, 50
     try:
-        with refused(TileValueError, "more than 50 statements", at="C[b] = k", write="T.serial"):
+        with refused(TileValueError, "more than 50 statements", at="C[b] = x", write="T.serial"):
             kernel.trace()
     finally:
         builder.STATEMENT_LIMIT = limit

@@ -172,3 +172,27 @@ def test_rounds_that_python_has_a_part_in_are_laid_out(name: str):
     A, B = np.arange(1, 201, dtype=np.int32), np.zeros(200, np.int32)
     run(kernels()[name]())(A, B)
     assert np.array_equal(B[:LONG], A[:LONG]) and not B[LONG:].any()
+
+
+def test_long_ranges_of_stores_are_loops_where_floats_do_not_come_from_the_rounds_number():
+    half = 0.5
+
+    @T.prim_func
+    def kernel(A: T.Tensor((900,), "float32"), B: T.Tensor((900,), "float32")):
+        with T.Kernel(1, threads=1):
+            s = T.alloc_local((1,), "float32")
+            s[0] = 0
+            for i in range(900):
+                if i < 800:
+                    s[0] += A[i] * half
+                    B[i] = A[i] / 3 + 0.25
+            for i in range(LONG):
+                B[800 + i] = A[i] + i * half
+            B[899] = s[0]
+
+    assert loops(kernel) == [900]
+    A, B = np.arange(900, dtype=np.float32), np.zeros(900, np.float32)
+    run(kernel)(A, B)
+    np.testing.assert_allclose(B[:800], A[:800] / 3 + 0.25, rtol=1e-6)
+    np.testing.assert_allclose(B[800 : 800 + LONG], A[:LONG] * 1.5, rtol=1e-6)
+    assert B[899] == A[:800].sum() / 2
