@@ -134,19 +134,22 @@ class _Conditions:
 
     def of_warps(self, s: Any, first: int, count: int) -> Any:
         """T.Scale("warp") in the place of a condition; None where the threads of a warp differ."""
-        taken = [self.taken(s, first + w, WARP) for w in range(count)]
-        if any(t is None for t in taken):
-            return None
+        found = ((w, self.taken(s, first + w, WARP)) for w in range(count))
+        taken = {w: parts for w, parts in found if parts is not None}
+        return self.each_warp(taken, s.span) if len(taken) == count else None
+
+    def each_warp(self, taken: dict[int, list[Any]], span: Any) -> Any:
+        """T.Scale("warp") in which warps do what is theirs."""
         which = tirx.Var(self.builder.unique("warp"), "int32")
         index = ir.Call("ts.scale_index", [ir.StringImm("warp")], ret_ty=ir.PrimType("int32"))
         chosen: Any = None
-        for w, parts in reversed(list(enumerate(taken))):
+        for w, parts in reversed(taken.items()):
             if parts:
                 body = sequence([of_executor(p, "warp") for p in parts])
-                chosen = tirx.IfThenElse(tirx.EQ(which, _number(w)), body, chosen, s.span)
-        inside = sequence([tirx.Bind(which, index, s.span), chosen])
+                chosen = tirx.IfThenElse(tirx.EQ(which, _number(w)), body, chosen, span)
+        inside = sequence([tirx.Bind(which, index, span), chosen])
         level = _number(SCALES.index("warp"))
-        return tirx.AttrStmt(ir.StringImm("warp"), "ts.scale", level, inside, s.span)
+        return tirx.AttrStmt(ir.StringImm("warp"), "ts.scale", level, inside, span)
 
     def in_turn(self, s: Any) -> Any:
         """The branches that threads take, one behind the other, by all threads, or by the one warp that takes
@@ -175,11 +178,7 @@ class _Conditions:
         structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
         if any((b.ty.storage_scope in HELD) != (b in inside) for b in touched(s) | inside):
             return None
-        which, span = tirx.Var(self.builder.unique("warp"), "int32"), getattr(s, "span", None)
-        index = ir.Call("ts.scale_index", [ir.StringImm("warp")], ret_ty=ir.PrimType("int32"))
-        mine = tirx.IfThenElse(tirx.EQ(which, _number(first // WARP)), of_executor(s, "warp"), None, span)
-        body = sequence([tirx.Bind(which, index, span), mine])
-        return tirx.AttrStmt(ir.StringImm("warp"), "ts.scale", _number(SCALES.index("warp")), body, span)
+        return self.each_warp({first // WARP: [s]}, getattr(s, "span", None))
 
     def branches_of(self, s: Any, members: list[int]) -> list[tuple[Any, list[int]]] | None:
         """What these threads do of a condition, and which of them; None where more than their index decides

@@ -142,8 +142,7 @@ class TmaCopy(Lowering["CudaLowering"]):
                 expected=f"a whole tile, one stage of it, or all rows of a multiple of {width} columns",
             )
         stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
-        part = None if count == shape[-1] else (first, count)
-        found = list(tma.boxes(cx, tile.source, tensor, shape[-2:], stage, columns=part))
+        found = list(tma.boxes(cx, tile.source, tensor, [shape[-2], count], stage, first=(0, first)))
         return self._issued(call, cx, found, barrier)
 
     def _issued(self, call: Any, cx: CudaLowering, found: list[_Place], barrier: list[Any]) -> Any:

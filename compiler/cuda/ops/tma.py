@@ -140,14 +140,12 @@ def boxes(
     stage: list[Any],
     shared: str = "",
     part: tuple[Any, int] = (None, 1),
-    columns: tuple[Any, int] | None = None,
-    first: Sequence[int] = (0, 0),
+    first: Sequence[Any] = (0, 0),
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each
     lies in the tile, the tensor map, and its coordinates, the innermost first. ``shared``: axes of the
     cluster along which blocks share the tile: its own part. ``part``: which of how many parts of the tile's
-    rows. ``columns``: the first one and how many of the tile's the region is copied to or from; else all.
-    ``first``: the row and column of a larger tile where that of ``shape`` begins, whole groups of its
+    rows. ``first``: the row and column of a larger tile where that of ``shape`` begins, whole groups of its
     swizzle."""
     if len(shape) == 1:
         yield _part_of_row(cx, tile, region, shape[0], stage)
@@ -164,7 +162,6 @@ def boxes(
     high, broad = (rows, cols // blocks) if by_columns else (rows // (blocks * parts), cols)
     own = which if parts > 1 else cx.cluster_rank(shared)
     first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
-    left, broad = (0, broad) if columns is None else columns
     axes = long_axes(region)
     name = map_of(
         cx,
@@ -177,8 +174,7 @@ def boxes(
         for c in range(0, broad, wide):
             where, row, col = list(starts), first_row + widened(r, "int32"), first_col + widened(c, "int32")
             where[axes[0]], where[axes[1]] = where[axes[0]] + row, where[axes[1]] + col
-            inside = [row + first[0], (col if columns is None else col + left) + first[1]]
-            linear = cx.analyzer.simplify(place.linear([*stage, *inside]))
+            linear = cx.analyzer.simplify(place.linear([*stage, row + first[0], col + first[1]]))
             yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]
 
 
