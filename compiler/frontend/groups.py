@@ -17,7 +17,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
-from tilescale.compiler.ir.buffers import stored
+from tilescale.compiler.ir.buffers import redirected, stored
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
@@ -248,22 +248,7 @@ class _Groups:
             out.append(tirx.AllocBuffer(fresh, {}, p.span))
             out.append(tirx.BufferStore(fresh, tirx.BufferLoad(p.buffer, [zero]), [zero], p.span))
 
-        def load(e: Any) -> Any:
-            return tirx.BufferLoad(made[e.source], list(e.indices)) if e.source in made else e
-
-        def region(r: Any) -> Any:
-            return tirx.BufferRegion(made[r.source], list(r.region)) if r.source in made else r
-
-        def store(s: Any) -> Any:
-            return (
-                tirx.BufferStore(made[s.buffer], s.value, list(s.indices), s.span) if s.buffer in made else s
-            )
-
-        def mine(s: Any) -> Any:
-            s = structural_map(s, (ir.TensorLoad, load))
-            return structural_map(structural_map(s, (ir.TensorRegion, region)), (tirx.BufferStore, store))
-
-        return out, mine
+        return out, lambda s: redirected(s, made)
 
     def groups(self, s: Any) -> set[int]:
         found: set[int] = set()

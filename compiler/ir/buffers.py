@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
 def buffer_uses(body: Any) -> dict[Any, int]:
@@ -63,6 +63,24 @@ def views_of(body: Any) -> dict[Any, list[Any]]:
     over: dict[Any, list[Any]] = {}
     structural_walk(body, (tirx.DeclBuffer, lambda s: over.setdefault(s.data.args[0], []).append(s.buffer)))
     return over
+
+
+def redirected(s: Any, there: Mapping[Any, Any]) -> Any:
+    """A statement with the accesses to some buffers directed to others of the same shape."""
+
+    def load(e: Any) -> Any:
+        return tirx.BufferLoad(there[e.source], list(e.indices)) if e.source in there else e
+
+    def region(r: Any) -> Any:
+        return tirx.BufferRegion(there[r.source], list(r.region)) if r.source in there else r
+
+    def store(x: Any) -> Any:
+        new = there.get(x.buffer)
+        return x if new is None else tirx.BufferStore(new, x.value, list(x.indices), x.span)
+
+    made = structural_map(s, (ir.TensorLoad, load))
+    made = structural_map(made, (ir.TensorRegion, region))
+    return structural_map(made, (tirx.BufferStore, store))
 
 
 def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilescale.compiler.ir.buffers import bases, stored
+from tilescale.compiler.ir.buffers import bases, redirected, stored
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import operations
@@ -118,7 +118,7 @@ def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
             cx.copies[tile.source] = buffer
         if buffer in written:
             after.append(copy_statement(tile, whole(buffer), nest.node))
-    return [*cx.made, *before, _redirected(s, there), *after]
+    return [*cx.made, *before, redirected(s, there), *after]
 
 
 def _hoisted(loop: Any, copies: dict[Any, Any]) -> Any:
@@ -177,21 +177,7 @@ def _scalar(s: Any, cx: Exchange) -> list[Any] | None:
         there[buffer] = tile.source
         _say(cx, buffer, "every thread reads one element", "a scalar", s)
         before.append(copy_statement(whole(buffer), tile, s))
-    return [*cx.made, *before, _redirected(s, there)]
-
-
-def _redirected(s: Any, there: dict[Any, Any]) -> Any:
-    """A statement with the accesses to some tiles directed to others of the same shape."""
-    load = lambda e: tirx.BufferLoad(there[e.source], list(e.indices)) if e.source in there else e  # noqa: E731
-    region = lambda r: tirx.BufferRegion(there[r.source], list(r.region)) if r.source in there else r  # noqa: E731
-
-    def store(x: Any) -> Any:
-        new = there.get(x.buffer)
-        return x if new is None else tirx.BufferStore(new, x.value, list(x.indices), x.span)
-
-    made = structural_map(s, (ir.TensorLoad, load))
-    made = structural_map(made, (ir.TensorRegion, region))
-    return structural_map(made, (tirx.BufferStore, store))
+    return [*cx.made, *before, redirected(s, there)]
 
 
 def _say(cx: Exchange, buffer: Any, why: str, what: str, node: Any) -> None:

@@ -39,6 +39,7 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.room import BESIDE, WHOLE, tile_bytes
 from tilescale.compiler.passes.schedule import BELOW, ROLES, below_the_block, schedule
 from tilescale.compiler.passes.select_wgmma import ROWS, is_narrow, unfit_parts, unfit_product
+from tilescale.compiler.passes.spare_stages import SPARE
 from tilescale.compiler.passes.stage_operands import stage_operands
 from tilescale.compiler.passes.tma_stores import staged_bytes
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -104,6 +105,8 @@ def _formed(program: TileProgram) -> TileProgram:
             ahead, *_ = copies_ahead(program, _depth_ahead(program, limit, stages, False), False)
         if ahead is not None:
             return ahead
+        if _spare(program, max(stages, below)):
+            return schedule(program)
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
         said = f"{program.name} copies in turn, not ahead{_place(loc)}: {kept}"
         warned = any(isinstance(n, Advice) for n in program.notes)  # of what is the first thing to change
@@ -210,6 +213,11 @@ def _stages(body: Any) -> tuple[int, int]:
     return max(stages[False]), max(stages[True])
 
 
+def _spare(program: TileProgram, stages: int) -> bool:
+    """Whether no loop's author asked for so many stages, but memory that is left over (spare_stages.py)."""
+    return stages == SPARE and "spare_stages" in program.hints
+
+
 def _mostly_fit(program: TileProgram) -> bool:
     """Whether wgmma makes most of a program's products, as their multiply-adds count, and whole sums of them;
     threads make the others, by mma.sync."""
@@ -250,7 +258,7 @@ def _with_roles(program: TileProgram, limit: int, mixed: bool = False) -> TilePr
     _check_readers(made, mixed)
     if (refused := annotated.unfit(made)) is not None:
         raise Unfit(refused[0], loc=refused[1])
-    if depth < asked:
+    if depth < asked and not _spare(program, asked):
         where = next(r.loc for r in plan.rings if r.asked == asked)
         room = f"no more fit into {limit:,} bytes of shared memory"
         said = f"{program.name} has {depth} stages where {asked} were asked for: {room}"

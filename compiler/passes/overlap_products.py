@@ -27,6 +27,7 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import flat, has_producer, is_product, touched
 from tilescale.compiler.passes.roles import calls, renewed
+from tilescale.compiler.passes.skip_masks import always, is_mask, never, unmasked
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 #: of a loop that has been overlapped
@@ -55,12 +56,11 @@ def is_open(loop: Any) -> bool:
 
 def split_rounds(program: TileProgram) -> TileProgram:
     """The program, whose other pipelined loops are several in a row where conditions on the round's number
-    change."""
+    change, or where rounds begin to have masks."""
     if not has_producer(program):
         return program
-    return program.with_body(
-        structural_map(program.func.body, (tirx.For, lambda f: _decided(f) if is_open(f) else f))
-    )
+    body = structural_map(program.func.body, (tirx.For, lambda f: _decided(f) if is_open(f) else f))
+    return program.with_body(always(body))
 
 
 def _overlap(loop: Any, depths: list[int]) -> Any | None:
@@ -80,11 +80,12 @@ def _overlap(loop: Any, depths: list[int]) -> Any | None:
     head = [_a_round_on(s, shared) for s in rest[:head_end]]
     span, var, count = loop.span, loop.loop_var, loop.extent
     first = _settled(renewed(sequence(rest), {var: tirx.IntImm(str(var.ty), 0)}), None, None)
+    tail = [always(s) for s in tail]
     before = structural_map(
         sequence(tail), (ir.Var, lambda v: var - tirx.IntImm(str(var.ty), 1) if v.same_as(var) else v)
     )
     steady = [*head, *flat(before), *rest[head_end:]]
-    again = _one_by_one(loop, steady, [1, *(n for n in _turning_points(rest, var) if n > 1)])
+    again = _in_parts(loop, steady, 1, rest)
     last = renewed(sequence(tail), {var: count - tirx.IntImm(str(var.ty), 1)})
     made = sequence([*flat(first), *again, *flat(last)])
     return tirx.IfThenElse(count > tirx.IntImm(str(var.ty), 0), made, None, span)
@@ -93,24 +94,36 @@ def _overlap(loop: Any, depths: list[int]) -> Any | None:
 def _decided(loop: Any) -> Any:
     """A loop as several in a row, in each of which the conditions on the round's number are decided."""
     stmts = flat(loop.body)
-    points = _turning_points(stmts, loop.loop_var)
-    if not points or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
+    begins = isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0
+    if not begins or not (any(map(is_mask, stmts)) or _turning_points(stmts, loop.loop_var)):
         return loop
-    return sequence(_one_by_one(loop, stmts, [0, *points]))
+    return sequence(_in_parts(loop, stmts, 0, stmts))
 
 
-def _one_by_one(loop: Any, stmts: list[Any], starts: list[int]) -> list[Any]:
-    """A loop's statements for the rounds from each start to the next. The loop has as many rounds as the
-    first start says."""
+def _in_parts(loop: Any, stmts: list[Any], start: int, rest: list[Any]) -> list[Any]:
+    """A loop's statements from round ``start`` on, several loops in a row where what ``rest`` of them say
+    about the round changes: conditions on its number, or, where there is none, whether it has masks."""
+    var = loop.loop_var
+    points = [n for n in _turning_points(rest, var) if n > start]
+    found = None if points else unmasked(rest, var)
+    begin = tirx.IntImm(str(var.ty), start)
+    if found is None:
+        plain = [always(s) for s in stmts]
+        return _one_by_one(loop, [plain] * (len(points) + 1), [begin, *points])
+    at, before = found
+    parts = [[never(s) for s in stmts], [always(s) for s in stmts]]
+    return _one_by_one(loop, parts if before else parts[::-1], [begin, tirx.max(at, begin)])
+
+
+def _one_by_one(loop: Any, parts: list[list[Any]], starts: list[Any]) -> list[Any]:
+    """A loop, each part of whose statements is for the rounds from its start to the next one's. The loop has
+    as many rounds as the first start says."""
     var, count, made = loop.loop_var, loop.extent, []
     zero = tirx.IntImm(str(var.ty), 0)
-    for k, start in enumerate(starts):
-        low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
-        rounds = (
-            count - low
-            if k + 1 == len(starts)
-            else tirx.min(count, tirx.IntImm(str(var.ty), starts[k + 1])) - low
-        )
+    starts = [tirx.IntImm(str(var.ty), n) if isinstance(n, int) else n for n in starts]
+    for k, (low, stmts) in enumerate(zip(starts, parts, strict=True)):
+        more = tirx.Var(var.name, str(var.ty))
+        rounds = count - low if k + 1 == len(starts) else tirx.min(count, starts[k + 1]) - low
         body = _settled(renewed(sequence(stmts), {var: more + low}), more, rounds)
         rounds = rounds if not k else tirx.max(rounds, zero)
         made.append(

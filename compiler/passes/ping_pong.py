@@ -18,6 +18,7 @@ from tilescale.compiler.ops.wgmma import ping_pong_barrier
 from tilescale.compiler.passes.overlap_products import DONE, is_open
 from tilescale.compiler.passes.products import flat, has_producer, is_product, operands_of, touched
 from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.passes.skip_masks import always
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
@@ -28,7 +29,7 @@ def ping_pong(program: TileProgram) -> TileProgram:
     turned: list[Any] = []
 
     def visit(loop: Any) -> Any:
-        made = (_in_turns(loop) or _a_round_each(loop)) if is_open(loop) else None
+        made = (_in_turns(plain := always(loop)) or _a_round_each(plain)) if is_open(loop) else None
         turned.extend([] if made is None else [made])
         return loop if made is None else made
 

@@ -48,12 +48,15 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.passes.select_wgmma import select_wgmma
+from tilescale.compiler.passes.skip_masks import skip_masks
+from tilescale.compiler.passes.spare_stages import spare_stages
 from tilescale.compiler.passes.spelt_indices import spelt_indices
 from tilescale.compiler.passes.split_puts import split_puts
 from tilescale.compiler.passes.stage_operands import stage_operands
 from tilescale.compiler.passes.stores_by_warpgroup import stores_by_warpgroup
 from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.compiler.passes.tile_owners import tile_owners
+from tilescale.compiler.passes.tiles_in_registers import tiles_in_registers
 from tilescale.compiler.passes.tma_stores import tma_stores
 from tilescale.compiler.tvm_compat import same_structure
 from tilescale.env import DUMP, WITHOUT
@@ -117,6 +120,10 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("merged_views", merged_views, spec.TILE),
     # Which copies engines can make is asked from here on.
     Pass("narrow_tiles", narrow_tiles, spec.TILE, optional=True),
+    # A branch of the whole block is cut in two with its round, wherever rounds are.
+    Pass("skip_masks", skip_masks, spec.TILE, optional=True),
+    # As many stages as there will be, of tiles of the dtype that they will have.
+    Pass("spare_stages", spare_stages, spec.TILE, optional=True),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("split_puts", split_puts, spec.TILE),
     # Copies by TMA to other ranks come without their signals, and their tiles take of the rings' room.
@@ -154,6 +161,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("spelt_indices", spelt_indices, spec.SCHEDULED),
     # Operands first: the tiles that this adds take part in everything below.
     Pass("stage_operands", stage_operands, spec.SCHEDULED),
+    # Whoever needs a tile in shared memory has it there by now.
+    Pass("tiles_in_registers", tiles_in_registers, spec.SCHEDULED, optional=True),
     Pass("infer_layouts", infer_layouts, spec.SCHEDULED),
     # Only layouts say which threads need what others hold.
     Pass("convert_layouts", convert_layouts, spec.SCHEDULED),

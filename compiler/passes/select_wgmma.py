@@ -130,19 +130,14 @@ def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
 
 
 def is_narrow(call: Any) -> bool:
-    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few
-    columns. A warp's mma follows the computation of its operand instruction by instruction; a warpgroup's
-    would wait for all four warps, and for itself, each time."""
+    """Whether a product is left to mma.sync: its left operand is computed by the threads anew, for few
+    columns, or of 32 bits for few rows. A warp's mma follows the computation of its operand instruction by
+    instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
     a, _, c = call.args[:3]
-    computed = (
-        in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
-    )
-    return (
-        computed
-        and call.op.name == "ts.gemm"
-        and not call.attrs["trans_a"]
-        and int(c.source.ty.shape[-1]) <= NARROW
-    )
+    if call.op.name != "ts.gemm" or call.attrs["trans_a"] or a.source.ty.storage_scope != "local.fragment":
+        return False
+    rows, columns = (int(e) for e in c.source.ty.shape[-2:])
+    return columns <= NARROW if bits_of(a.source) == 16 else bits_of(a.source) == 32 and rows < ROWS
 
 
 #: multiply-adds of a product below which a warpgroup would rather wait for nobody

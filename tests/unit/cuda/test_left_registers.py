@@ -58,3 +58,38 @@ def test_the_left_operand_stays_in_registers(dtype: str, out: str, steps: bool, 
     assert "mma_m16n8k" in text and "a_shared" not in text, text
     args = {"A": data((M, K), dtype, 1), "B": data((N, K), dtype, 2)}
     agree(kernel, args | {"C": empty((M, N), out), "S": empty((M, 4), "float32")})
+
+
+def widened(rows: int) -> Any:
+    """C = A Bᵀ by tf32, whose left operand a ring brings in 16 bits; rows and rounds that end outside."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((3 * rows - 5, 160), "bfloat16"), B: T.Tensor((24, 160), "float32"),
+        C: T.Tensor((3 * rows - 5, 24), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(3, threads=128) as x:
+            a, b = T.alloc_shared((rows, 64), "bfloat16"), T.alloc_shared((32, 64), "float32")
+            half, own = T.alloc_fragment((rows, 64), "bfloat16"), T.alloc_fragment((rows, 64), "float32")
+            c = T.alloc_fragment((rows, 32), "float32")
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[x * rows, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.copy(a, half)
+                T.copy(half, own)
+                T.gemm(own, b, c, transpose_B=True, precision="tf32")
+            T.copy(c, C[x * rows, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+def test_few_rows_of_32_bits_have_a_producer(rows: int):
+    """wgmma takes 64 rows; mma.sync reads the right operand where TMA has put it."""
+    kernel = widened(rows)
+    made = lowered(kernel)
+    text = print_kernel(made.kernel).text
+    assert len(made.program.schedule.roles) == 2 and "mma_m16n8k8_tf32" in text and "tma_load" in text, text
+    args = {"A": data((3 * rows - 5, 160), "bfloat16", 1), "B": data((24, 160), "float32", 2)}
+    agree(kernel, args | {"C": empty((3 * rows - 5, 24), "float32")})

@@ -13,7 +13,12 @@ import tilescale.language as T
 from tests.gpu.gemms import gemm
 from tests.unit.cuda import test_attention, test_attention_backward, test_copies_together, test_hopper
 from tests.unit.cuda.emulated import agree, data, empty, lowered
-from tests.unit.passes import test_narrow_tiles
+from tests.unit.passes import (
+    test_narrow_tiles,
+    test_skip_masks,
+    test_spare_stages,
+    test_tiles_in_registers,
+)
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import GPU_PASSES, LOWERED, Trace, run
@@ -96,6 +101,12 @@ CASES: dict[str, Callable[[], Case]] = {
         test_narrow_tiles.sums(test_narrow_tiles.by_copy),
         test_narrow_tiles.arguments("bfloat16", "float32"),
     ),
+    "skip_masks": lambda: (
+        test_skip_masks.attention(test_skip_masks.ragged),
+        test_skip_masks.arguments(130),
+    ),
+    "spare_stages": lambda: (test_spare_stages.product(2), test_spare_stages.arguments(2)),
+    "tiles_in_registers": lambda: (test_tiles_in_registers.ragged(64), test_tiles_in_registers.rows_of("C")),
     "multicast": shared_product,
     "release_late": product,
     "overlap_products": attention,
