@@ -10,8 +10,9 @@ hardest to meet in one corner of the nest. Where it holds there, it holds everyw
     if not n * N + (N - 1) < length: the nest as it is            (where it holds: nothing)
 
 What is written in place of the nest where the mask holds everywhere is the value that is not masked: nothing
-if that is the element itself. Whatever the author calls the mask, it is the side that is a constant of the
-two, and of two constants the larger one in magnitude.
+if that is the element itself, else a constant, such as the zero that a product is added to. Whatever the
+author calls the mask, it is the side that is a constant of the two, and of two constants the larger one in
+magnitude. Nests that compute something besides stay whole: they have registers enough for one such loop.
 """
 
 from __future__ import annotations
@@ -100,22 +101,26 @@ def unmasked(stmts: list[Any], var: Any) -> tuple[Any, bool] | None:
         structural_walk(holds, (ir.TensorLoad, loads.append))
         if loads or not isinstance(holds, COMPARISONS):
             return None
-        grows = isinstance(holds, tirx.LT | tirx.LE)
-        more = holds.b - holds.a if grows else holds.a - holds.b
-        more -= tirx.const(int(isinstance(holds, tirx.LT | tirx.GT)), str(more.ty))  # holds where it is >= 0
-        step = analyzer.simplify(_put(more, {var: var + tirx.const(1, str(var.ty))}) - more)
-        if not isinstance(step, tirx.IntImm) or not int(step) or str(more.ty) != str(var.ty):
+        low, high = (holds.a, holds.b) if isinstance(holds, tirx.LT | tirx.LE) else (holds.b, holds.a)
+        step = analyzer.simplify(_put(high - low, {var: var + tirx.const(1, str(var.ty))}) - (high - low))
+        if not isinstance(step, tirx.IntImm) or not int(step):
             return None
-        zero, each = tirx.const(0, str(var.ty)), tirx.const(abs(int(step)), str(var.ty))
-        first = analyzer.simplify(_put(more, {var: zero}))
-        if int(step) < 0:  # first - each * n >= 0
-            found.append((tirx.floordiv(tirx.max(first + each, zero), each), True))
-        else:  # first + each * n >= 0
-            found.append((tirx.floordiv(tirx.max(each - 1 - first, zero), each), False))
+        # By how much it holds in round 0, in 64 bits: a difference of two numbers of 32 may have 33.
+        zero, each = tirx.IntImm("int64", 0), tirx.IntImm("int64", abs(int(step)))
+        high, low = (_wide(_put(e, {var: tirx.const(0, str(var.ty))})) for e in (high, low))
+        over = high - low - tirx.IntImm("int64", int(isinstance(holds, tirx.LT | tirx.GT)))
+        falls = int(step) < 0
+        rounds = tirx.floordiv(tirx.max(over + each if falls else each - 1 - over, zero), each)
+        most = tirx.IntImm("int64", 2**31 - 1)
+        found.append((tirx.Cast(str(var.ty), analyzer.simplify(tirx.min(rounds, most))), falls))
     if not found or len({before for _, before in found}) > 1:
         return None
     before = found[0][1]
     return functools.reduce(tirx.min if before else tirx.max, [n for n, _ in found]), before
+
+
+def _wide(e: Any) -> Any:
+    return e if str(e.ty) == "int64" else tirx.Cast("int64", e)
 
 
 def _all_of(e: Any) -> list[Any]:
@@ -142,12 +147,15 @@ def _decided(s: Any) -> Any:
     if found is None:
         return s
     condition, kept = found
+    itself = _is_element(kept, store)
+    if not itself and _magnitude(kept) < 0:
+        return s
     names = bound_in(nest.body)
     corner = _everywhere(spelt_out(condition, names), dict(zip(nest.vars, nest.extents, strict=True)))
     if corner is None or isinstance(sym.Analyzer().simplify(corner), tirx.IntImm):
         return s
     plain = None
-    if not _is_element(kept, store):
+    if not itself:
         plain = _with(s, [*binds, tirx.BufferStore(store.buffer, kept, list(store.indices), store.span)])
     marked = dict(s.annotations) | {MASK: 1}
     mask = tirx.For(s.loop_var, s.min, s.extent, s.kind, s.body, annotations=marked, span=s.span)

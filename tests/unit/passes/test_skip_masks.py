@@ -113,8 +113,15 @@ def test_without_a_producer_a_branch_stands_around_the_mask(arch: str, stages: i
     agree(kernel, arguments(length), arch=arch)
 
 
-def test_masks_of_what_memory_holds_stay():
-    assert "skip_masks" not in lowered(attention(by_memory)).program.fired
+@T.macro
+def computed(s: Any, n: Any, length: Any) -> None:
+    for i, j in T.Parallel(M, N):
+        s[i, j] = T.if_then_else(n * N + j < length, s[i, j] * 2.0, LOW)
+
+
+@pytest.mark.parametrize("mask", [by_memory, computed], ids=["what memory holds", "a nest that computes"])
+def test_other_choices_stay(mask: Any):
+    assert "skip_masks" not in lowered(attention(mask)).program.fired
 
 
 def causal(first: bool) -> Any:
@@ -140,9 +147,7 @@ def causal(first: bool) -> Any:
                 else:
                     T.gemm(q, k, s, transpose_B=True, clear_accum=True)
                     for i, j in T.Parallel(M, N):
-                        s[i, j] = T.if_then_else(
-                            b * M + i >= n * N + j, s[i, j] * 2.0, -T.infinity("float32")
-                        )
+                        s[i, j] = T.if_then_else(b * M + i >= n * N + j, s[i, j], -T.infinity("float32"))
                 T.reduce_max(s, most, dim=1, clear=False)
             T.copy(most, S[b * M])
 
@@ -151,7 +156,7 @@ def causal(first: bool) -> Any:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
-def test_what_is_not_masked_may_be_any_value(first: bool, arch: str):
+def test_a_product_is_added_to_the_mask_or_masked(first: bool, arch: str):
     kernel = causal(first)
     assert "skip_masks" in lowered(kernel, arch).program.fired
     args = {"Q": data((4 * M, D), "float16", 1), "K": data((4 * N, D), "float16", 2)}
