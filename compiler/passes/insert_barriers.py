@@ -30,7 +30,15 @@ from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.ops.cp_async import element_of
 from tilescale.compiler.ops.fence import fence, proxy_fence
-from tilescale.compiler.passes.owners import COORDINATE, Owners, numbering, owners_of, stored_by
+from tilescale.compiler.passes.owners import (
+    COORDINATE,
+    OwnCode,
+    Owners,
+    numbering,
+    owners_by_index,
+    owners_of,
+    stored_by,
+)
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.schedule import AHEAD, read_by_engines
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -112,6 +120,9 @@ class _Walk:
             program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0]))
         )
         self.analyzer = _knowing(program.func.body)
+        self.own = OwnCode.of(program.func.body, program.launch.threads)
+        for index in self.own.index:
+            self.analyzer.bind(index, ir.Range.from_min_extent(0, self.own.threads))
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
@@ -193,8 +204,11 @@ class _Walk:
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
-                    owners = owners_of(nest, loop, a, self.analyzer, by)
+                    if ex.name == "thread":
+                        owners = owners_by_index(a, self.own, self.analyzer)
+                    else:
+                        by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
+                        owners = owners_of(nest, loop, a, self.analyzer, by)
                     found.append((a.buffer, a.mode, owners, nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := find(s.value)) is not None:
             for access in effects_of(s.value):
@@ -205,7 +219,8 @@ class _Walk:
                     found.append((buffer, access.mode, owners, f"T.{op.spelling}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
-                found.append((r.buffer, "read", None, "a scalar", False))
+                mine = owners_by_index(r, self.own, self.analyzer) if ex.name == "thread" else None
+                found.append((r.buffer, "read", mine, "a scalar", False))
         fills = nest is None and _fills_by_hand(s)
         return [
             Touch(
@@ -382,7 +397,7 @@ class _Walk:
         if name not in WIDTHS:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
-        every = self._all(s.body, inner)
+        every = self._all(s.body, inner, own=ex.name == "block" and name == "thread")
         pairs = [(a, b) for b in every for a in self.pending if self.clash(a, b)]
         pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
         crossing = pair is not None and _crosses(*pair)
@@ -403,11 +418,10 @@ class _Walk:
             self.pending = self._behind(False)
             return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
         # whatever an executor did is unordered to what all threads do behind the scale, though its own
-        # threads have synchronized since
-        apart = [replace(t, owners=None) for t in every]
+        # threads have synchronized since; a thread's own accesses are in its order, and known as its own
         # Each thread waited for the copies that it began: the same as of rows above.
         begun = self.begun if any(_awaits_copies(c) for c, _ in operations(s.body)) else []
-        self.pending = _union(outer, [*apart, *_waits(s.body), *begun])
+        self.pending = _union(outer, [*every, *_waits(s.body), *begun])
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
 
     def _beside(self, role: str, s: Any) -> Any:
@@ -444,11 +458,13 @@ class _Walk:
 
         return structural_map(s, (tirx.Evaluate, fenced))
 
-    def _all(self, s: Any, ex: Executor) -> list[Touch]:
-        """Everything that is touched in a statement."""
+    def _all(self, s: Any, ex: Executor, own: bool = False) -> list[Touch]:
+        """Everything that is touched in a statement. ``own``: it is what each thread of the block does by
+        itself, so that owners are threads of the block."""
         from tilescale.compiler.ir.walks import walk
 
-        return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+        every = [t for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+        return every if own else [replace(t, owners=None) for t in every]
 
 
 def _awaits_copies(call: Any) -> bool:

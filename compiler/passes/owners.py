@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
@@ -10,10 +11,12 @@ import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.program import TileProgram
+from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
-from tilescale.compiler.tvm_compat import sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
@@ -51,6 +54,45 @@ class Owners:
         return all(step == 0 or max(mine, theirs) <= step for step, mine, theirs in both)
 
 
+@dataclass(frozen=True)
+class OwnCode:
+    """What the names of ``T.Scale("thread")`` regions stand for, of ``threads`` threads: ``index``, the
+    thread's index; ``rounds``, loops with the values that they take; ``names``, all that is each thread's
+    own."""
+
+    threads: int
+    index: frozenset[Any]
+    rounds: dict[Any, Any]
+    names: frozenset[Any]
+
+    @staticmethod
+    def of(body: Any, threads: int) -> OwnCode:
+        """That of a program's regions."""
+        index: set[Any] = set()
+        rounds: dict[Any, Any] = {}
+        names: set[Any] = set()
+
+        def bound(s: Any) -> None:
+            names.add(s.var)
+            if isinstance(s.value, ir.Call) and s.value.op.name == "ts.scale_index":
+                if str(s.value.args[0].value) == "thread":
+                    index.add(s.var)
+
+        def loop(s: Any) -> None:
+            names.add(s.loop_var)
+            low, extent = constant(s.min), constant(s.extent)
+            if low is not None and extent is not None and 0 < extent <= KNOWN:
+                rounds[s.loop_var] = np.arange(low, low + extent)
+
+        def region(s: Any) -> None:
+            if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] == "thread":
+                structural_walk(s.body, (tirx.Bind, bound))
+                structural_walk(s.body, (tirx.For, loop))
+
+        structural_walk(body, (tirx.AttrStmt, region))
+        return OwnCode(threads, frozenset(index), rounds, frozenset(names))
+
+
 def numbering(buffer: Any) -> str:
     """How a buffer's elements are numbered: a T.view numbers the same memory otherwise."""
     return f"{buffer.ty.dtype}{buffer.ty.shape}"
@@ -72,14 +114,43 @@ def owners_of(
         return None
     values, inside = loop.values
     env = dict(zip(loop.vars, values, strict=True))
+    parts = [_split(e, loop.vars, env) for e in a.indices]
+    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None] if by is None else by, inside.shape)
+    first = first_holders(loop)[:, None] if a.mode != "read" or nest.alone else True
+    return _counted(a, parts, inside, first, threads, analyzer or sym.Analyzer())
+
+
+def owners_by_index(a: Element, own: OwnCode, analyzer: Any) -> Owners | None:
+    """Who touches what by an access of a thread's own code, by the thread's index in what it names; None
+    where that is not known before the kernel runs. What stands under a condition counts as if it did not.
+    ``analyzer``: knows variables, and that the thread's index is below ``own.threads``."""
+    indices = [analyzer.simplify(e) for e in a.indices]
+    used = set().union(*map(numeric.variables, indices))
+    turns = [v for v in own.rounds if v in used]
+    many = prod(len(own.rounds[v]) for v in turns)
+    if not indices or many * own.threads > KNOWN:
+        return None
+    rounds = np.meshgrid(*(own.rounds[v] for v in turns), indexing="ij")
+    threads = np.arange(own.threads)[:, None]
+    env = {v: r.reshape(1, -1) for v, r in zip(turns, rounds, strict=True)}
+    env |= dict.fromkeys(own.index, threads)
+    inside = np.ones((own.threads, many), bool)
+    parts = [_by_terms(e, env, own.names) for e in indices]
+    return _counted(a, parts, inside, True, np.broadcast_to(threads, inside.shape), analyzer)
+
+
+def _counted(
+    a: Element, parts: list[Any], inside: Any, first: Any, threads: Any, analyzer: Any
+) -> Owners | None:
+    """``parts``: of each index its number in each of ``inside`` (thread, round), the rest, and what that
+    depends on. ``first``: of whom it counts; ``threads``: who touches it then."""
     ids = np.zeros(inside.shape, np.int64)
     origin, depends, steps, spans = [numbering(a.buffer)], set(), [], []
-    for e in a.indices:
-        part = _split(e, loop.vars, env)
-        if part is None or len(a.indices) * COORDINATE > 60:
+    for part in parts:
+        if part is None or len(parts) * COORDINATE > 60:
             return None
         number, rest, used = part
-        steps.append(_step(rest, analyzer or sym.Analyzer()))
+        steps.append(_step(rest, analyzer))
         number = np.broadcast_to(np.asarray(number), inside.shape)
         there = number[inside]  # a layout may have room for more iterations than there are
         spans.append(int(there.max()) + 1 if there.size and there.min() >= 0 else 1 << COORDINATE)
@@ -89,18 +160,7 @@ def owners_of(
         ids = (ids << COORDINATE) + number
         origin.append("" if rest is None else str(rest))
         depends |= used
-    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None] if by is None else by, inside.shape)
-    if a.mode != "read" or nest.alone:
-        inside = inside & first_holders(loop)[:, None]
-    if not inside.any():
-        return Owners(
-            np.zeros(0, np.int64),
-            np.zeros(0, np.int64),
-            tuple(origin),
-            frozenset(depends),
-            tuple(steps),
-            tuple(spans),
-        )
+    inside = inside & first
     flat, who = ids[inside], threads[inside]
     unique, where = np.unique(flat, return_inverse=True)
     low = np.full(len(unique), 1 << 30)
@@ -149,3 +209,35 @@ def _split(e: Any, variables: tuple[Any, ...], env: dict[Any, Any]) -> tuple[Any
     number = sum((int(c.value) * env[v] for c, v in zip(parts[:-1], variables, strict=True)), 0)
     rest = sym.Analyzer().simplify(parts[-1])
     return number, rest, numeric.variables(rest)
+
+
+def _by_terms(e: Any, env: dict[Any, Any], own: frozenset[Any]) -> tuple[Any, Any, set[Any]] | None:
+    """The same of a thread's own index, a sum of which each term has one value for all threads or is known of
+    each: (i · 2048 + thread · 8) // 128 is i · 16 + thread // 16 once simplified. ``own``: names that are no
+    part of the rest."""
+    number: Any = 0
+    rest: Any = None
+    depends: set[Any] = set()
+    for sign, term in _terms(e, 1):
+        used = numeric.variables(term)
+        if None in used:
+            return None
+        try:
+            number = number + sign * numeric.evaluate(term, env)
+            continue
+        except numeric.Unknown:
+            pass
+        if used & own:
+            return None
+        more = term if sign > 0 else tirx.IntImm(str(term.ty), -1) * term
+        rest, depends = more if rest is None else rest + more, depends | used
+    return number, rest, depends
+
+
+def _terms(e: Any, sign: int) -> Iterator[tuple[int, Any]]:
+    """The terms of a sum, each with its sign."""
+    if isinstance(e, (tirx.Add, tirx.Sub)):
+        yield from _terms(e.a, sign)
+        yield from _terms(e.b, sign if isinstance(e, tirx.Add) else -sign)
+    else:
+        yield sign, e
