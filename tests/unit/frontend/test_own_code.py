@@ -148,6 +148,35 @@ def test_rounds_have_a_barrier_where_threads_share_elements(step: int, width: in
     assert rounds.group().count("__syncthreads();") == (step < 64), text
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_rounds_move_an_address_by_constants(target: str):
+    """In a swizzled tile too, whatever names the author has put between: the round stands in no quotient,
+    remainder or swizzle, so that C++'s compiler unrolls the rounds and begins their loads together."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((1024,), "int32"), B: T.Tensor((1024,), "int32")):
+        with T.Kernel(1, threads=64):
+            t, s = T.get_thread_binding(), T.alloc_shared((32, 32), "int32")
+            T.annotate_layout({s: tilescale.layout.make_swizzled_layout(s)})
+            for r in T.serial(4):
+                base = r * 256 + t * 4
+                row, col = base // 32, base % 32
+                for v in T.vectorized(4):
+                    s[row, col + v] = A[base + v]
+            for r in T.serial(4):
+                far = r * 256 + (63 - t) * 4
+                for v in T.vectorized(4):
+                    B[far + v] = s[far // 32, far % 32 + v]
+
+    a = RNG.integers(-9, 9, 1024, dtype="int32")
+    assert (run(kernel, {"A": a, "B": np.zeros(1024, "int32")}, target)["B"] == a).all()
+    text = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    places = re.findall(r"&s\[(.*?)\] ?(?:=|;)", text)
+    assert len(places) == 2 and all(
+        re.match(r"r(_1)? \* 256 \+ \(?[^r]*\^[^r]*$", p.replace("thread", "t")) for p in places
+    ), text
+
+
 def chosen(by_hand: bool) -> Any:
     """The places of positive numbers, at most 64 of a row, in any order."""
 
