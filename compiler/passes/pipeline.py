@@ -155,9 +155,10 @@ GPU_PASSES: tuple[Pass, ...] = (
     # Operands first: the tiles that this adds take part in everything below.
     Pass("stage_operands", stage_operands, spec.SCHEDULED),
     Pass("infer_layouts", infer_layouts, spec.SCHEDULED),
-    # Only layouts say which threads need what others hold.
-    Pass("convert_layouts", convert_layouts, spec.SCHEDULED),
+    # Only layouts say who has parts of a sum, and which threads need what others hold: sums across warps are
+    # exchanged there once their loops are done.
     Pass("defer_cross_lane_sums", defer_cross_lane_sums, spec.SCHEDULED, optional=True),
+    Pass("convert_layouts", convert_layouts, spec.SCHEDULED),
     # The arena before the fences: tiles that share bytes must be ordered too.
     Pass("allocate_shared", allocate_shared, spec.SCHEDULED),
     # Who writes what is known now, and the fences follow from who stores it.
