@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.buffers import bases
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import find, name_of
@@ -41,6 +42,8 @@ class _Lanes:
     def __init__(self, program: TileProgram):
         self.layouts, self.wave = dict(program.layouts), program.target.wave
         self.threads = program.launch.threads
+        #: tiles that have another name, by which the sum may be read, and those names
+        self.viewed = {b for pair in bases(program.func.body).items() for b in pair}
         #: tiles that reductions add to → between which lanes, as the masks of the shuffles, or the layout of
         #: what threads of several warps have; () where they differ
         self.sums: dict[Any, tuple[int, ...] | Fragment] = {}
@@ -65,7 +68,7 @@ class _Lanes:
         )
         if not plain or not isinstance(held, Fragment) or src.source.same_as(dst.source):
             return ()
-        if self.layouts.get(dst.source) != result(call, held):
+        if dst.source in self.viewed or self.layouts.get(dst.source) != result(call, held):
             return ()
         near, far = digits_across(held, axis_of(call), self.wave)
         if not far:

@@ -140,6 +140,24 @@ def test_sums_across_warps(dtype: str, threads: int, what: str, rows: int, arch:
         np.testing.assert_array_equal(got["Y"], x.sum((0, 1)) + (x[:2].sum((0, 1)) if what else 0))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_sum_that_another_name_reads_is_whole_in_every_round(dim: int):
+    @T.prim_func
+    def program(X: T.Tensor((ROUNDS, 64, 64), "float32"), Y: T.Tensor((ROUNDS, 64), "int32")):
+        with T.Kernel(1, threads=128):
+            x, total = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+            bits = T.view(total, dtype="int32")
+            T.clear(total)
+            for k in T.serial(ROUNDS):
+                T.copy(X[k, 0, 0], x)
+                T.reduce_sum(x, total, dim=dim, clear=False)
+                T.copy(bits, Y[k, 0])
+
+    x = np.random.default_rng(0).integers(-2, 3, (ROUNDS, 64, 64)).astype("float32")
+    got = agree(program, {"X": x, "Y": np.zeros((ROUNDS, 64), "int32")}, exact=True)
+    np.testing.assert_array_equal(got["Y"].view("float32"), x.sum(1 + dim).cumsum(0))
+
+
 @pytest.mark.parametrize("op", ["max", "min", "absmax", "sum"])
 def test_chains(op: str):
     """A thread's greatest and least come from four chains, NaN and zeros of both signs among them; sums from
