@@ -21,6 +21,7 @@ from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
 from tilescale.compiler.passes.convert_layouts import convert_layouts
 from tilescale.compiler.passes.copies_together import copies_together
+from tilescale.compiler.passes.decided import decided
 from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sums
 from tilescale.compiler.passes.elide_proxy_fences import elide_proxy_fences
 from tilescale.compiler.passes.expand_collectives import expand_collectives
@@ -111,6 +112,8 @@ PASSES: tuple[Pass, ...] = (
 #: The list for GPUs. What follows is the target's lowering: compiler/cuda/lower.py.
 GPU_PASSES: tuple[Pass, ...] = (
     *(p for p in PASSES if p.level == spec.TILE),
+    # What is known needs no room, no mask and no rounds in all that follows.
+    Pass("decided", decided, spec.TILE, optional=True),
     # Rows of a thread's own are registers to all that follows.
     Pass("own_registers", own_registers, spec.TILE),
     # A part of a view is a part of its tensor to all that asks what engines can copy.

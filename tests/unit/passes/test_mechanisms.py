@@ -13,7 +13,7 @@ import tilescale.language as T
 from tests.gpu.gemms import gemm
 from tests.unit.cuda import test_attention, test_attention_backward, test_copies_together, test_hopper
 from tests.unit.cuda.emulated import agree, data, empty, lowered
-from tests.unit.passes import test_narrow_tiles
+from tests.unit.passes import test_decided, test_narrow_tiles
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import GPU_PASSES, LOWERED, Trace, run
@@ -92,6 +92,10 @@ def halves(A: T.Tensor((32, 64), "bfloat16"), B: T.Tensor((32, 64), "bfloat16"))
 
 CASES: dict[str, Callable[[], Case]] = {
     "copies_together": lambda: (test_copies_together.rounds(), test_copies_together.given()),
+    "decided": lambda: (
+        test_decided.pooled(192),
+        {"X": data((192, 32), "float32", 1), "Y": empty((3, 32), "float32")},
+    ),
     "narrow_tiles": lambda: (
         test_narrow_tiles.sums(test_narrow_tiles.by_copy),
         test_narrow_tiles.arguments("bfloat16", "float32"),
