@@ -138,7 +138,7 @@ class CudaPrinter(CPrinter):
         )
         if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
             yield "#include <ts/packed.cuh>"
-        if self.called & {"ts::widen4_e4m3", "ts::narrow4_e4m3"}:
+        if any(name.startswith(("ts::widen4_e4m3", "ts::narrow_e4m3")) for name in self.called):
             yield "#include <ts/float8.cuh>"
         if any(name.startswith("ts::stmatrix") for name in self.called):
             yield "#include <ts/stmatrix.cuh>"

@@ -495,6 +495,7 @@ class Emulator:
             isa.check(name)
             function = (
                 FUNCTIONS.get(name)
+                or matrices.find(name)
                 or ranks.FUNCTIONS.get(name)
                 or puts.find(name)
                 or async_units.find(name)

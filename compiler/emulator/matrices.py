@@ -137,14 +137,22 @@ def _widen4(b: Block, m: Any, to: Pointer, frm: Pointer) -> None:
     store(b, m, to.memory, to.index, np.asarray(four, np.float32), 4)
 
 
-def _narrow4(b: Block, m: Any, to: Pointer, frm: Pointer) -> None:
-    four = load(b, m, frm.memory, frm.index, 4)
-    store(b, m, to.memory, to.index, encoded(four, "float8_e4m3fn"), 4)
+def _narrow(count: int) -> Callable[..., None]:
+    def run(b: Block, m: Any, to: Pointer, frm: Pointer) -> None:
+        wide = load(b, m, frm.memory, frm.index, count)
+        store(b, m, to.memory, to.index, encoded(wide, "float8_e4m3fn"), count)
+
+    return run
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """The conversion of a name, with its template's argument."""
+    plain, _, number = name.rstrip(">").partition("<")
+    return _narrow(int(number)) if plain == "ts::narrow_e4m3" else None
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::widen4_e4m3": _widen4,
-    "ts::narrow4_e4m3": _narrow4,
     **{
         f"ts::{n}2_{k}": _packed(n, d)
         for n in ("add", "sub", "mul")

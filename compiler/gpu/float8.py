@@ -1,4 +1,4 @@
-"""Conversions of four float8_e4m3fn at once. The processor converts two in one instruction, or one in the
+"""Conversions of several float8_e4m3fn at once. The processor converts two in one instruction, or one in the
 same time. Besides, a byte of a register costs one more to take out, and another to put back.
 
 So where a loop of registers converts neighbours one by one,
@@ -84,7 +84,8 @@ def _loop(loop: Any, views: set[Any]) -> Any:
         )
         before.append(tirx.AllocBuffer(made))
         done[-1] = tirx.BufferStore(made, value.value, [loop.loop_var], store.span)
-        after.append(fours("narrow4_e4m3", lambda k: (at(store.buffer, first + k), at(made, k))))
+        zero = tirx.IntImm("int32", 0)
+        after.append(call(f"narrow_e4m3<{count}>", at(store.buffer, first), at(made, zero), span=loop.span))
     if not before:
         return loop
     again = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(done), span=loop.span)

@@ -238,7 +238,24 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
                 if not self.proven(test):
                     tests.append(test)
         index = self.analyzer.simplify(place.flat(at))
-        return place.buf, self.uncut(index) if isinstance(place, Global) else index, tests, place
+        index = self.uncut(index) if isinstance(place, Global) else index
+        return place.buf, self.without_names(index), tests, place
+
+    def without_names(self, index: Any) -> Any:
+        """An index of a thread's own code in the thread's index and counters of loops, where that takes the
+        counters out of its quotients and remainders: the loop moves one address by constants then, which
+        C++'s compiler sees only where no name of a sum stands between (it unrolls such loops, and begins
+        their loads together)."""
+        whole = spelt_out(index, self.own_names) if self.executor.name == "thread" else index
+        if not self.cuts_rounds(whole):
+            return index
+        made = self.analyzer.simplify(whole)
+        return index if self.cuts_rounds(made) else made
+
+    def cuts_rounds(self, index: Any) -> bool:
+        """Whether a quotient or remainder in an index is of the thread's index and of more."""
+        used = [numeric.variables(cut) for cut in _cuts(index)]
+        return any(self.tid in u and len(u) > 1 for u in used)
 
     def uncut(self, index: Any) -> Any:
         """An index that cuts a nest's indices into digits (T.annotate_layout of a tensor), in the thread's
@@ -434,6 +451,8 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         self.learn(var, value)
         if "int" in str(value.ty) and None not in numeric.variables(s.value):
             self.definitions[s.var] = s.value
+        if "int" in str(value.ty) and self.executor.name == "thread" and None not in numeric.variables(value):
+            self.own_names[var] = value
         return tirx.Bind(var, value, s.span)
 
     def learn(self, var: Any, value: Any) -> None:

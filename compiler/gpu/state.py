@@ -78,6 +78,8 @@ class State:
         self.zeroed: list[tuple[Any, int]] = []
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
+        #: names of a thread's own code that stand for integer expressions, in thread IR
+        self.own_names: dict[Any, Any] = {}
         #: what the names of a nest's indices stand for, in the thread's index and counters of rounds
         self.spelling: dict[Any, Any] = {}
         self.written = written_buffers(program)

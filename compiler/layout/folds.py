@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from tilescale.compiler.layout import Fragment, Piece
+from tilescale.compiler.layout.fragment import Fragment, packed
+from tilescale.compiler.layout.pieces import Piece
 
 
 def axis_of(call: Any) -> int:
@@ -31,3 +33,43 @@ def digits_across(held: Fragment, axis: int, wave: int) -> tuple[list[Piece], li
         else:
             near.append(p)
     return near, far
+
+
+def result(call: Any, held: Fragment) -> Fragment:
+    """The fragment that a reduction of ``held`` leaves, under the result's shape."""
+    left = held.reduced(axis_of(call))
+    return reshaped(
+        left,
+        [int(e) for e in call.args[1].source.ty.shape],
+        [int(r.extent) for r in call.args[0].region],
+        axis_of(call),
+    )
+
+
+def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> Fragment:
+    """The same places under ``shape``, which differs from what is left only in axes of extent one."""
+    rest = source[:axis] + source[axis + 1 :]
+    long = [k for k, e in enumerate(rest) if e != 1]
+    onto = dict(zip(long, [k for k, e in enumerate(shape) if e != 1], strict=True))
+    kept = [p for p in left.pieces if p.axis is None or p.axis in onto]
+    pieces = [p if p.axis is None else Piece(onto[p.axis], p.unit, p.extent, p.to, p.stride) for p in kept]
+    whole = [1] * len(shape)
+    for k, j in onto.items():
+        whole[j] = left.shape[k]
+    return Fragment(tuple(whole), tuple(pieces), left.threads, left.first_thread)
+
+
+def by_thread(held: Fragment, axis: int) -> Fragment:
+    """What a reduction of ``held`` leaves in the slots of `result` where each thread keeps its own part:
+    axis 0, in front of those that are left, counts the parts."""
+    pieces, parts = [], 1
+    for p in sorted(held.pieces, key=lambda p: p.unit):
+        if p.axis is None or p.axis > axis:
+            pieces.append(p)
+        elif p.axis < axis:
+            pieces.append(replace(p, axis=p.axis + 1))
+        elif p.to == "thread":
+            pieces.append(Piece(0, parts, p.extent, "thread", p.stride))
+            parts *= p.extent
+    shape = (parts, *held.shape[:axis], *held.shape[axis + 1 :])
+    return Fragment(shape, packed(pieces), held.threads, held.first_thread)

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from tilescale.compiler.ir import numeric
-from tilescale.compiler.ir.nests import Element, Nest, nest_of
+from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import effects_of, find, name_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP, WIDTHS, Executor
@@ -29,48 +28,20 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
-from tilescale.compiler.layout.match import Loop
-from tilescale.compiler.layout.matrices import matrices, writers
 from tilescale.compiler.ops.cp_async import element_of
 from tilescale.compiler.ops.fence import fence, proxy_fence
+from tilescale.compiler.passes.owners import (
+    COORDINATE,
+    OwnCode,
+    Owners,
+    numbering,
+    owners_by_index,
+    owners_of,
+    stored_by,
+)
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.schedule import AHEAD, read_by_engines
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
-
-#: coordinates are packed into one number, so many bits each
-COORDINATE = 20
-#: iterations of a nest beyond which nobody counts who touches what: nests of tiles have fewer
-KNOWN = 1 << 22
-
-
-@dataclass(frozen=True)
-class Owners:
-    """Who touches which elements: ``ids`` sorted, the one thread of each, or -1 where several do. Relative to
-    ``origin``, the parts of the indices that are the same for all threads, which depend on ``depends``.
-    ``steps``: what each of those parts is known to be a multiple of (0: a constant); ``spans``: below what
-    the rest of the index stays."""
-
-    ids: Any
-    threads: Any
-    origin: tuple[str, ...]
-    depends: frozenset[Any]
-    steps: tuple[int, ...] = ()
-    spans: tuple[int, ...] = ()
-
-    def comparable(self, other: Owners, stale: frozenset[Any]) -> bool:
-        """Whether equal ids, and no others, are equal elements, though ``stale`` variables have other values
-        for ``other``: then as well where tiles are as far apart as they are long, or farther, since an
-        element has one place in such a tile."""
-        if self.origin != other.origin or self.depends != other.depends:
-            return False
-        if not self.depends & stale:
-            return True
-        both = (
-            zip(self.steps, self.spans, other.spans, strict=True)
-            if self.steps and other.steps
-            else [(1, 2, 2)]
-        )
-        return all(step == 0 or max(mine, theirs) <= step for step, mine, theirs in both)
 
 
 @dataclass(frozen=True)
@@ -149,6 +120,9 @@ class _Walk:
             program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0]))
         )
         self.analyzer = _knowing(program.func.body)
+        self.own = OwnCode.of(program.func.body, program.launch.threads)
+        for index in self.own.index:
+            self.analyzer.bind(index, ir.Range.from_min_extent(0, self.own.threads))
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
@@ -230,8 +204,11 @@ class _Walk:
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
-                    owners = owners_of(nest, loop, a, self.analyzer, by)
+                    if ex.name == "thread":
+                        owners = owners_by_index(a, self.own, self.analyzer)
+                    else:
+                        by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
+                        owners = owners_of(nest, loop, a, self.analyzer, by)
                     found.append((a.buffer, a.mode, owners, nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := find(s.value)) is not None:
             for access in effects_of(s.value):
@@ -242,7 +219,8 @@ class _Walk:
                     found.append((buffer, access.mode, owners, f"T.{op.spelling}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
-                found.append((r.buffer, "read", None, "a scalar", False))
+                mine = owners_by_index(r, self.own, self.analyzer) if ex.name == "thread" else None
+                found.append((r.buffer, "read", mine, "a scalar", False))
         fills = nest is None and _fills_by_hand(s)
         return [
             Touch(
@@ -419,7 +397,7 @@ class _Walk:
         if name not in WIDTHS:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
-        every = self._all(s.body, inner)
+        every = self._all(s.body, inner, own=ex.name == "block" and name == "thread")
         pairs = [(a, b) for b in every for a in self.pending if self.clash(a, b)]
         pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
         crossing = pair is not None and _crosses(*pair)
@@ -440,11 +418,10 @@ class _Walk:
             self.pending = self._behind(False)
             return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
         # whatever an executor did is unordered to what all threads do behind the scale, though its own
-        # threads have synchronized since
-        apart = [replace(t, owners=None) for t in every]
+        # threads have synchronized since; a thread's own accesses are in its order, and known as its own
         # Each thread waited for the copies that it began: the same as of rows above.
         begun = self.begun if any(_awaits_copies(c) for c, _ in operations(s.body)) else []
-        self.pending = _union(outer, [*apart, *_waits(s.body), *begun])
+        self.pending = _union(outer, [*every, *_waits(s.body), *begun])
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
 
     def _beside(self, role: str, s: Any) -> Any:
@@ -481,11 +458,13 @@ class _Walk:
 
         return structural_map(s, (tirx.Evaluate, fenced))
 
-    def _all(self, s: Any, ex: Executor) -> list[Touch]:
-        """Everything that is touched in a statement."""
+    def _all(self, s: Any, ex: Executor, own: bool = False) -> list[Touch]:
+        """Everything that is touched in a statement. ``own``: it is what each thread of the block does by
+        itself, so that owners are threads of the block."""
         from tilescale.compiler.ir.walks import walk
 
-        return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+        every = [t for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+        return every if own else [replace(t, owners=None) for t in every]
 
 
 def _awaits_copies(call: Any) -> bool:
@@ -632,7 +611,7 @@ def _leaders(buffer: Any, call: Any) -> Owners | None:
     row, col = np.divmod(np.arange(rows * cols), cols)
     threads = row // (rows // int(call.attrs["groups"])) * WARPGROUP
     ids = ((row + (1 << COORDINATE - 1)) << COORDINATE) + col + (1 << COORDINATE - 1)
-    return Owners(ids, threads, (_numbering(buffer), "", ""), frozenset())
+    return Owners(ids, threads, (numbering(buffer), "", ""), frozenset())
 
 
 def _knowing(body: Any) -> Any:
@@ -645,11 +624,6 @@ def _knowing(body: Any) -> Any:
 
     structural_walk(body, (tirx.Bind, learn))
     return analyzer
-
-
-def _numbering(buffer: Any) -> str:
-    """How a buffer's elements are numbered: a T.view numbers the same memory otherwise."""
-    return f"{buffer.ty.dtype}{buffer.ty.shape}"
 
 
 def _reason(first: Touch, second: Touch) -> str:
@@ -666,98 +640,3 @@ def _reason(first: Touch, second: Touch) -> str:
         else f"{second.memory.name}, where {first.memory.name} was,"
     )
     return f"{second.what} {verb[second.mode]} {name} that {first.what}{place} {verb[first.mode]}"
-
-
-def stored_by(program: TileProgram, nest: Nest, loop: Loop | None, a: Element) -> Any:
-    """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py);
-    None where it does not."""
-    made = matrices(nest, loop, program.layouts.get(a.buffer), program.target)
-    return None if made is None or loop is None else writers(loop, made)
-
-
-def owners_of(
-    nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, by: Any = None
-) -> Owners | None:
-    """Who touches what by an access of a nest; None where that is not known before the kernel runs.
-    ``analyzer``: knows variables. ``by``: who does it for whom, where that is somebody else (`stored_by`)."""
-    if loop is None or not a.indices or prod(loop.extents) > KNOWN:
-        return None
-    values, inside = loop.values
-    env = dict(zip(loop.vars, values, strict=True))
-    ids = np.zeros(inside.shape, np.int64)
-    origin, depends, steps, spans = [_numbering(a.buffer)], set(), [], []
-    for e in a.indices:
-        part = _split(e, loop.vars, env)
-        if part is None or len(a.indices) * COORDINATE > 60:
-            return None
-        number, rest, used = part
-        steps.append(_step(rest, analyzer or sym.Analyzer()))
-        number = np.broadcast_to(np.asarray(number), inside.shape)
-        there = number[inside]  # a layout may have room for more iterations than there are
-        spans.append(int(there.max()) + 1 if there.size and there.min() >= 0 else 1 << COORDINATE)
-        number = number + (1 << COORDINATE - 1)
-        if (number < 0).any() or (number >> COORDINATE).any():
-            return None
-        ids = (ids << COORDINATE) + number
-        origin.append("" if rest is None else str(rest))
-        depends |= used
-    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None] if by is None else by, inside.shape)
-    if a.mode != "read" or nest.alone:
-        inside = inside & first_holders(loop)[:, None]
-    if not inside.any():
-        return Owners(
-            np.zeros(0, np.int64),
-            np.zeros(0, np.int64),
-            tuple(origin),
-            frozenset(depends),
-            tuple(steps),
-            tuple(spans),
-        )
-    flat, who = ids[inside], threads[inside]
-    unique, where = np.unique(flat, return_inverse=True)
-    low = np.full(len(unique), 1 << 30)
-    high = np.full(len(unique), -1)
-    np.minimum.at(low, where, who)
-    np.maximum.at(high, where, who)
-    return Owners(
-        unique, np.where(low == high, low, -1), tuple(origin), frozenset(depends), tuple(steps), tuple(spans)
-    )
-
-
-def first_holders(loop: Loop) -> Any:
-    """The threads that stand for all copies of an iteration: those that write memory. Bool, one a thread."""
-    threads = (np.arange(loop.fragment.threads) - loop.fragment.first_thread) % loop.fragment.threads
-    first = np.ones(loop.fragment.threads, bool)
-    for p in loop.thread_digits:
-        if p.axis is None:
-            first &= threads // p.stride % p.extent == 0
-    return first
-
-
-def _step(rest: Any, analyzer: Any) -> int:
-    """What an expression is known to be a multiple of; 0 for a constant."""
-    if rest is None:
-        return 0
-    found = analyzer.modular_set(rest)
-    return gcd(int(found.coeff), int(found.base)) if int(found.coeff) else 0
-
-
-def _split(e: Any, variables: tuple[Any, ...], env: dict[Any, Any]) -> tuple[Any, Any, set[Any]] | None:
-    """An index as a number for each thread and round, and the rest, which is the same for all (None:
-    nothing), with what it depends on."""
-    try:
-        return numeric.evaluate(e, env), None, set()
-    except numeric.Unknown:
-        pass
-    used = numeric.variables(e)
-    if None in used:
-        return None
-    if not used & set(variables):
-        return 0, sym.Analyzer().simplify(e), used
-    found = sym.detect_linear_equation(e, list(variables))
-    parts = list(found) if found is not None else []
-    if len(parts) != len(variables) + 1 or any(not isinstance(c, tirx.IntImm) for c in parts[:-1]):
-        return None
-    number = sum((int(c.value) * env[v] for c, v in zip(parts[:-1], variables, strict=True)), 0)
-    rest = sym.Analyzer().simplify(parts[-1])
-    return number, rest, numeric.variables(rest)

@@ -21,6 +21,7 @@ from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
 from tilescale.compiler.passes.convert_layouts import convert_layouts
 from tilescale.compiler.passes.copies_together import copies_together
+from tilescale.compiler.passes.decided import decided
 from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sums
 from tilescale.compiler.passes.elide_proxy_fences import elide_proxy_fences
 from tilescale.compiler.passes.expand_collectives import expand_collectives
@@ -114,6 +115,8 @@ PASSES: tuple[Pass, ...] = (
 #: The list for GPUs. What follows is the target's lowering: compiler/cuda/lower.py.
 GPU_PASSES: tuple[Pass, ...] = (
     *(p for p in PASSES if p.level == spec.TILE),
+    # What is known needs no room, no mask and no rounds in all that follows.
+    Pass("decided", decided, spec.TILE, optional=True),
     # Rows of a thread's own are registers to all that follows.
     Pass("own_registers", own_registers, spec.TILE),
     # A part of a view is a part of its tensor to all that asks what engines can copy.
@@ -164,9 +167,10 @@ GPU_PASSES: tuple[Pass, ...] = (
     # Whoever needs a tile in shared memory has it there by now.
     Pass("tiles_in_registers", tiles_in_registers, spec.SCHEDULED, optional=True),
     Pass("infer_layouts", infer_layouts, spec.SCHEDULED),
-    # Only layouts say which threads need what others hold.
-    Pass("convert_layouts", convert_layouts, spec.SCHEDULED),
+    # Only layouts say who has parts of a sum, and which threads need what others hold: sums across warps are
+    # exchanged there once their loops are done.
     Pass("defer_cross_lane_sums", defer_cross_lane_sums, spec.SCHEDULED, optional=True),
+    Pass("convert_layouts", convert_layouts, spec.SCHEDULED),
     # The arena before the fences: tiles that share bytes must be ordered too.
     Pass("allocate_shared", allocate_shared, spec.SCHEDULED),
     # Who writes what is known now, and the fences follow from who stores it.

@@ -15,7 +15,7 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP, Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import choose
-from tilescale.compiler.passes.insert_barriers import COORDINATE, owners_of
+from tilescale.compiler.passes.owners import COORDINATE, owners_of
 from tilescale.compiler.passes.stage_operands import again
 from tilescale.compiler.tvm_compat import structural_map, tirx
 

@@ -21,7 +21,7 @@ from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment, Piece
-from tilescale.compiler.layout.folds import axis_of, digits_across
+from tilescale.compiler.layout.folds import axis_of, digits_across, result
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import choose, element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
@@ -47,30 +47,6 @@ def part(op: str, value: Any, dtype: str) -> Any:
     """An element as it enters the fold."""
     value = cast(value, dtype)
     return tirx.abs(value) if op.startswith("abs") and not dtype.startswith("uint") else value
-
-
-def result(call: Any, held: Fragment) -> Fragment:
-    """The fragment that a reduction of ``held`` leaves, under the result's shape."""
-    left = held.reduced(axis_of(call))
-    return reshaped(
-        left,
-        [int(e) for e in call.args[1].source.ty.shape],
-        [int(r.extent) for r in call.args[0].region],
-        axis_of(call),
-    )
-
-
-def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> Fragment:
-    """The same places under ``shape``, which differs from what is left only in axes of extent one."""
-    rest = source[:axis] + source[axis + 1 :]
-    long = [k for k, e in enumerate(rest) if e != 1]
-    onto = dict(zip(long, [k for k, e in enumerate(shape) if e != 1], strict=True))
-    kept = [p for p in left.pieces if p.axis is None or p.axis in onto]
-    pieces = [p if p.axis is None else Piece(onto[p.axis], p.unit, p.extent, p.to, p.stride) for p in kept]
-    whole = [1] * len(shape)
-    for k, j in onto.items():
-        whole[j] = left.shape[k]
-    return Fragment(tuple(whole), tuple(pieces), left.threads, left.first_thread)
 
 
 def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str, clear: bool) -> Any:
@@ -216,23 +192,40 @@ class _Slots:
     def own_neighbours(self, some: Any) -> list[Any]:
         """The same of all neighbours along the last of the other digits, into ``some``."""
         v, zero, span = self.outer[-1], tirx.IntImm("int32", 0), self.call.span
-        extents = [p.extent for p in self.along]
-
-        def each(step: Any) -> Any:
-            extent = tirx.IntImm("int32", self.others[-1].extent)
-            return tirx.For(v, zero, extent, tirx.ForKind.UNROLLED, step, span=span)
-
         if self.ways > 1:
             own, total = self.own()
-            return [each(sequence([*own, tirx.BufferStore(some, tirx.BufferLoad(total, [zero]), [v], span)]))]
+            each = sequence([*own, tirx.BufferStore(some, tirx.BufferLoad(total, [zero]), [v], span)])
+            return [self._neighbours(each)]
+        start = tirx.BufferStore(some, identity(self.op, self.acc), [v], span)
+        return [self._neighbours(start), self.neighbours_onto(some, v)]
+
+    def neighbours_onto(self, some: Any, place: Any) -> Any:
+        """The same added, one after the other, to what ``some`` has in the ``place`` of each neighbour."""
+        extents = [p.extent for p in self.along]
         inner = [tirx.Var(f"r{k}", "int32") for k in range(len(extents))]
         for r, e in zip(inner, extents, strict=True):
             self.cx.bind_range(r, e)
-        made = fold(self.op, tirx.BufferLoad(some, [v]), self._element(inner))
-        step = each(tirx.BufferStore(some, made, [v], span))
+        made = fold(self.op, tirx.BufferLoad(some, [place]), self._element(inner))
+        step = self._neighbours(tirx.BufferStore(some, made, [place], self.call.span))
         for r, e in zip(reversed(inner), reversed(extents), strict=True):
-            step = tirx.For(r, zero, tirx.IntImm("int32", e), tirx.ForKind.UNROLLED, step, span=span)
-        return [each(tirx.BufferStore(some, identity(self.op, self.acc), [v], span)), step]
+            extent = tirx.IntImm("int32", e)
+            step = tirx.For(
+                r, tirx.IntImm("int32", 0), extent, tirx.ForKind.UNROLLED, step, span=self.call.span
+            )
+        return step
+
+    def _neighbours(self, step: Any) -> Any:
+        """The loop of the last of the other digits."""
+        zero, extent = tirx.IntImm("int32", 0), tirx.IntImm("int32", self.others[-1].extent)
+        return tirx.For(self.outer[-1], zero, extent, tirx.ForKind.UNROLLED, step, span=self.call.span)
+
+    def slot(self) -> Any:
+        """The slot of the result that the other digits are."""
+        left, size = tirx.IntImm("int32", 0), 1
+        for p, v in reversed(list(zip(self.others, self.outer, strict=True))):
+            left = left + v * size
+            size *= p.extent
+        return self.cx.analyzer.simplify(left)
 
     def _element(self, inner: list[Any]) -> Any:
         """The element in the slots' digits ``inner`` along the axis; in the padding what changes nothing."""
@@ -277,14 +270,12 @@ def _folded(cx: GpuLowering, call: Any, put: Any) -> Any:
     for mask in mine.masks:
         there = tirx.call_extern(mine.acc, "ts::shuffle_xor", now, tirx.IntImm("int32", mask))
         body.append(tirx.BufferStore(total, fold(mine.op, now, there), [zero], call.span))
-    left, step_size = zero, 1
-    for p, v in reversed(list(zip(mine.others, mine.outer, strict=True))):
-        left = left + v * step_size
-        step_size *= p.extent
     shape = [int(e) for e in call.args[1].source.ty.shape]
     if str(call.op.name) == "ts.reduce_part":
         shape = shape[1:]
-    body.append(put(cx.analyzer.simplify(left), mine.index(mine.outer, shape), now))
+    # what threads keep apart goes slot by slot, wherever it belongs
+    index = [] if "lanes" in call.attrs else mine.index(mine.outer, shape)
+    body.append(put(mine.slot(), index, now))
     return mine.loops(sequence(body), len(mine.others))
 
 
@@ -360,6 +351,18 @@ def _shared_out(cx: GpuLowering, call: Any, parts: InShared, group: Any) -> Any:
         done: Any = tirx.BufferStore(parts.buf, tirx.BufferLoad(some, [here]), [there], span)
         body.append(tirx.IfThenElse(all_of(tests), done, None) if tests else done)
     return mine.loops(sequence(body), len(mine.others) - 1)
+
+
+def _kept_apart(cx: GpuLowering, call: Any, dst: Any) -> Any:
+    """Sums that each thread keeps apart, of neighbours: each element onto its own, neighbour by neighbour, so
+    that several are converted at once. None where elements of a thread do not lie side by side."""
+    mine = _Slots(cx, call)
+    inner = mine.others[-1] if mine.others else None
+    if inner is None or inner.unit != 1 or _last(mine.held, mine.axis) != inner.axis or mine.ways > 1:
+        return None
+    if cx.skips(mine.held, mine.place.shape, cx.thread()):
+        return sequence([])
+    return mine.loops(mine.neighbours_onto(dst.buf, mine.slot()), len(mine.others) - 1)
 
 
 def _last(held: Fragment, axis: int) -> int:
@@ -476,6 +479,8 @@ class Reduce(Lowering["GpuLowering"]):
         """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its
         own."""
         src, dst = call.args
+        if "lanes" in call.attrs:
+            return None  # each thread keeps what is its own
         held, axis, op = cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
         acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
         _, far = digits_across(held, axis, cx.program.target.wave)
@@ -525,4 +530,5 @@ class Reduce(Lowering["GpuLowering"]):
             return tirx.BufferStore(dst.buf, cast(made, str(old.ty)), [slot], call.span)
 
         with cx.counted_from(cx.layouts[call.args[0].source].first_thread):
-            return _folded(cx, call, put)
+            made = _kept_apart(cx, call, dst) if "lanes" in call.attrs else None
+            return _folded(cx, call, put) if made is None else made

@@ -20,7 +20,7 @@ from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Slots, by_counting, by_digits, seen_by
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.passes.insert_barriers import first_holders
+from tilescale.compiler.passes.owners import first_holders
 from tilescale.compiler.sim import numerics
 from tilescale.env import WITHOUT
 from tilescale.fingerprint import Fingerprint, Unhashable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,7 @@ from tilescale.compiler.gpu.float8 import in_fours
 from tilescale.compiler.tvm_compat import tirx
 
 F8 = "float8_e4m3fn"
-NAMES = ("ts::widen4_e4m3", "ts::narrow4_e4m3")
+NAMES = ("ts::widen4_e4m3", "ts::narrow_e4m3<")
 
 
 @T.prim_func
@@ -60,6 +61,29 @@ def test_conversions_of_four():
     made = print_kernel(lowered(scaled).kernel)
     assert all(name in made.text for name in NAMES) and "ts::e4m3(" not in made.text, made.text
     assert "float(x" not in made.text and "<ts/float8.cuh>" in made.text
+    toolchain.compile_cubin(made, "sm_90a")
+
+
+def test_all_neighbours_are_looked_at_at_once():
+    """Whether one of them is too great, and so becomes NaN: one call converts all 16 of a vector."""
+
+    @T.prim_func
+    def program(A: T.Tensor((160, 128), F8), S: T.Tensor((5,), "float32"), B: T.Tensor((160, 128), F8)):
+        with T.Kernel(5, threads=128) as bx:
+            x = T.alloc_fragment((32, 128), F8)
+            T.copy(A[bx * 32, 0], x)
+            for i, j in T.Parallel(32, 128):
+                x[i, j] = x[i, j] * S[bx]
+            T.copy(x, B[bx * 32, 0])
+
+    codes = np.arange(160 * 128).astype("uint8").reshape(160, 128).view(ml_dtypes.float8_e4m3fn)
+    scales = np.array([1, 1.035714, 1.0358, np.inf, np.nan], "float32")
+    got = agree(program, {"A": codes, "S": scales, "B": empty((160, 128), F8)})["B"]
+    with np.errstate(all="ignore"):
+        want = (codes.astype("float32") * scales.repeat(32)[:, None]).astype(codes.dtype)
+    np.testing.assert_array_equal(got.view("uint8") & 0x7F, want.view("uint8") & 0x7F)
+    made = print_kernel(lowered(program).kernel)
+    assert re.search(r"ts::narrow_e4m3<16>\(&x\[[^v]*\], &x_wide_out\[0\]\);", made.text), made.text
     toolchain.compile_cubin(made, "sm_90a")
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
+from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_attention import arguments, kernel
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.sim import numerics
 from tilescale.ops.attention import Tile
 
 ROUNDS = 3
@@ -73,6 +75,87 @@ def test_sums_lane_by_lane(clear: bool, looks: bool, adds: bool):
         made, {**args, "Y": empty((64,), "float32"), "Z": np.zeros((ROUNDS, 64), "float32")}, exact=True
     )
     assert np.isfinite(got["Y"]).all()
+
+
+def columns(dtype: str, threads: int, what: str, rows: int = 32) -> Any:
+    """Y = the column sums of X, twice, a block of rows a round; ``what`` else is done with them in every round."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((ROUNDS, rows, 64), dtype),
+        Y: T.Tensor((64,), "float32"),
+        Z: T.Tensor((ROUNDS, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=threads):
+            x, total = T.alloc_fragment((rows, 64), dtype), T.alloc_fragment((64,), "float32")
+            T.clear(total)
+            for k in T.serial(ROUNDS):
+                T.copy(X[k, 0, 0], x)
+                T.reduce_sum(x, total, dim=0, clear=False)
+                if what == "twice":
+                    if k < 2:
+                        T.reduce_sum(x, total, dim=0, clear=False)
+                if what == "scaled":
+                    for i in T.Parallel(64):
+                        total[i] *= 2.0
+                if what == "stored":
+                    T.copy(total, Z[k, 0])
+            T.copy(total, Y)
+
+    return program
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    "dtype, threads, what, rows",
+    [
+        ("float32", 128, "", 32),
+        ("float32", 128, "twice", 29),
+        ("float8_e4m3fn", 256, "", 128),
+        ("float32", 128, "scaled", 32),
+        ("float32", 128, "stored", 32),
+    ],
+)
+def test_sums_across_warps(dtype: str, threads: int, what: str, rows: int, arch: str):
+    """They are added thread by thread in the loop, where nothing else is done with them there, and go through
+    shared memory behind it."""
+    made = columns(dtype, threads, what, rows)
+    text = print_kernel(emulated.lowered(made, arch).kernel).text
+    loop = text[text.index("for (int k") :]
+    inside, behind = loop[: (end := loop.index("\n  }\n"))], loop[end:]
+    apart = what in ("", "twice")
+    assert ("__syncthreads" not in inside and "shuffle" not in inside) == apart, text
+    assert ("__syncthreads" in behind) == apart, text
+    if dtype != "float32" and arch == "sm_90a":
+        assert "widen4_e4m3" in inside
+    draw = np.random.default_rng(0)  # small integers: any order of sums is exact
+    x = draw.integers(-2, 3, (ROUNDS, rows, 64)).astype("float32")
+    args = {
+        "X": numerics.encode(x, dtype),
+        "Y": empty((64,), "float32"),
+        "Z": np.zeros((ROUNDS, 64), "float32"),
+    }
+    got = agree(made, args, exact=True, arch=arch)
+    if apart:
+        np.testing.assert_array_equal(got["Y"], x.sum((0, 1)) + (x[:2].sum((0, 1)) if what else 0))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_sum_that_another_name_reads_is_whole_in_every_round(dim: int):
+    @T.prim_func
+    def program(X: T.Tensor((ROUNDS, 64, 64), "float32"), Y: T.Tensor((ROUNDS, 64), "int32")):
+        with T.Kernel(1, threads=128):
+            x, total = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+            bits = T.view(total, dtype="int32")
+            T.clear(total)
+            for k in T.serial(ROUNDS):
+                T.copy(X[k, 0, 0], x)
+                T.reduce_sum(x, total, dim=dim, clear=False)
+                T.copy(bits, Y[k, 0])
+
+    x = np.random.default_rng(0).integers(-2, 3, (ROUNDS, 64, 64)).astype("float32")
+    got = agree(program, {"X": x, "Y": np.zeros((ROUNDS, 64), "int32")}, exact=True)
+    np.testing.assert_array_equal(got["Y"].view("float32"), x.sum(1 + dim).cumsum(0))
 
 
 @pytest.mark.parametrize("op", ["max", "min", "absmax", "sum"])

@@ -114,6 +114,69 @@ def test_a_broken_promise_of_rounds_apart_is_a_race(promised: bool):
     assert any(f.kind == "race" for f in report.findings) == promised, report
 
 
+def unpacked(step: int, width: int) -> Any:
+    """Rounds that write a tile, of which all threads read behind them. ``step``: how far a round's elements lie
+    behind those of the round before; ``width``: where they begin again."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 256), "int32"), B: T.Tensor((3, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            t, s = T.get_thread_binding(), T.alloc_shared((8, 32), "int32")
+            for k in T.serial(3):
+                for r in T.serial(4):
+                    at = (r * step + t) % width
+                    s[at // 32, at % 32] = 2 * A[k, r * 64 + t]
+                B[k, t] = s[(63 - t) // 32, (63 - t) % 32]
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("step, width", [(64, 256), (32, 256), (1, 64)])
+def test_rounds_have_a_barrier_where_threads_share_elements(step: int, width: int, target: str):
+    """Of a tile that each thread fills with elements of its own the barriers are in front of all rounds and
+    behind them; where another thread writes the element in the next round, one is in each."""
+    a, t = RNG.integers(-9, 9, (3, 256), dtype="int32"), np.arange(64)
+    held = np.zeros((3, 256), "int32")
+    for n in range(4):
+        held[:, (n * step + t) % width] = 2 * a[:, n * 64 + t]
+    out = run(unpacked(step, width), {"A": a, "B": np.full((3, 64), -1, "int32")}, target)
+    assert (out["B"] == held[:, 63 - t]).all()
+    text = driver.source_text(unpacked(step, width).trace(), "cuda", "cuda:sm_90a")
+    rounds = re.search(r"for \(int r = 0.*?\n    }", text, re.S)
+    assert rounds is not None and text.count("__syncthreads();") == 2
+    assert rounds.group().count("__syncthreads();") == (step < 64), text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rounds_move_an_address_by_constants(target: str):
+    """In a swizzled tile too, whatever names the author has put between: the round stands in no quotient,
+    remainder or swizzle, so that C++'s compiler unrolls the rounds and begins their loads together."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((1024,), "int32"), B: T.Tensor((1024,), "int32")):
+        with T.Kernel(1, threads=64):
+            t, s = T.get_thread_binding(), T.alloc_shared((32, 32), "int32")
+            T.annotate_layout({s: tilescale.layout.make_swizzled_layout(s)})
+            for r in T.serial(4):
+                base = r * 256 + t * 4
+                row, col = base // 32, base % 32
+                for v in T.vectorized(4):
+                    s[row, col + v] = A[base + v]
+            for r in T.serial(4):
+                far = r * 256 + (63 - t) * 4
+                for v in T.vectorized(4):
+                    B[far + v] = s[far // 32, far % 32 + v]
+
+    a = RNG.integers(-9, 9, 1024, dtype="int32")
+    assert (run(kernel, {"A": a, "B": np.zeros(1024, "int32")}, target)["B"] == a).all()
+    text = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    places = re.findall(r"&s\[(.*?)\] ?(?:=|;)", text)
+    assert len(places) == 2 and all(
+        re.match(r"r(_1)? \* 256 \+ \(?[^r]*\^[^r]*$", p.replace("thread", "t")) for p in places
+    ), text
+
+
 def chosen(by_hand: bool) -> Any:
     """The places of positive numbers, at most 64 of a row, in any order."""
 

@@ -14,6 +14,7 @@ from tests.gpu.gemms import gemm
 from tests.unit.cuda import test_attention, test_attention_backward, test_copies_together, test_hopper
 from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tests.unit.passes import (
+    test_decided,
     test_narrow_tiles,
     test_skip_masks,
     test_spare_stages,
@@ -97,6 +98,10 @@ def halves(A: T.Tensor((32, 64), "bfloat16"), B: T.Tensor((32, 64), "bfloat16"))
 
 CASES: dict[str, Callable[[], Case]] = {
     "copies_together": lambda: (test_copies_together.rounds(), test_copies_together.given()),
+    "decided": lambda: (
+        test_decided.pooled(192),
+        {"X": data((192, 32), "float32", 1), "Y": empty((3, 32), "float32")},
+    ),
     "narrow_tiles": lambda: (
         test_narrow_tiles.sums(test_narrow_tiles.by_copy),
         test_narrow_tiles.arguments("bfloat16", "float32"),

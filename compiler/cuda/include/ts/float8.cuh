@@ -1,4 +1,4 @@
-// Four float8_e4m3fn at once, to and from float: what the constructor and the cast of ts::e4m3 make of each, to the bit.
+// Several float8_e4m3fn at once, to and from float: what the constructor and the cast of ts::e4m3 make of each, to the bit.
 #pragma once
 #include <ts/convert.cuh>
 
@@ -21,18 +21,31 @@ __device__ __forceinline__ void widen4_e4m3(float* to, const e4m3* from) {
 #endif
 }
 
-__device__ __forceinline__ void narrow4_e4m3(e4m3* to, const float* from) {
+// Of N numbers. Those beyond 464 become NaN, of which the instruction makes 448. They are few: where none of the N is so great, which
+// costs a maximum each, nothing is mended.
+template <int N>
+__device__ __forceinline__ void narrow_e4m3(e4m3* to, const float* from) {
 #if __CUDA_ARCH__ >= 890
-  uint16_t low, high;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(from[1]), "f"(from[0]));
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(from[3]), "f"(from[2]));
-  uint32_t four = low | uint32_t(high) << 16;
+  float most[4];
+  uint32_t fours[N / 4];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) four = fabsf(from[k]) > 464.0f ? four | 0x7fu << (8 * k) : four;
-  memcpy(to, &four, 4);
+  for (int k = 0; k < N; ++k) most[k & 3] = k < 4 ? fabsf(from[k]) : fmaxf(most[k & 3], fabsf(from[k]));
+#pragma unroll
+  for (int k = 0; k < N; k += 4) {
+    uint16_t low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(from[k + 1]), "f"(from[k]));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(from[k + 3]), "f"(from[k + 2]));
+    fours[k / 4] = low | uint32_t(high) << 16;
+  }
+  if (fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) > 464.0f) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) fours[k / 4] |= fabsf(from[k]) > 464.0f ? 0x7fu << (8 * (k & 3)) : 0;
+  }
+#pragma unroll
+  for (int k = 0; k < N; k += 4) memcpy(to + k, &fours[k / 4], 4);
 #else
 #pragma unroll
-  for (int k = 0; k < 4; ++k) to[k] = e4m3(from[k]);
+  for (int k = 0; k < N; ++k) to[k] = e4m3(from[k]);
 #endif
 }
 
