@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.cuda.clusters import Clusters
-from tilescale.compiler.cuda.ops.cp_async import lower_elements
+from tilescale.compiler.cuda.ops.cp_async import issued_early, lower_elements
 from tilescale.compiler.cuda.ops.peer_rows import by_lanes, lower_by_lanes
 from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.cuda.rings import Barriers, ended, initialised
@@ -69,6 +69,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         #: the author's barriers → the block's
         self.named: dict[int, int] = {}
         self.flying = []
+        #: commits that stand behind the If in which they are, for rounds without copies too
+        self.closed: set[Any] = set()
         #: a loop of a thread's own loads ahead of what it computes
         self.loads_ahead = False
         super().__init__(program, instrument=instrument)
@@ -263,6 +265,11 @@ class Lowering(Clusters, Apart, MatrixStores):
         self.wrote = True  # in the round before, for all that is known
         self.loads_ahead |= self.executor.threads == 1 and _loads_ahead(s.body, self.written)
         return super()._s_For(s)
+
+    def _s_IfThenElse(self, s: Any) -> Any:
+        commits = issued_early(s, self.program)
+        self.closed.update(commits)
+        return sequence([super()._s_IfThenElse(s), *(call("cp_async_commit", span=c.span) for c in commits)])
 
     def _for(self, s: Any) -> Any:
         return lower_by_lanes(s, self) if by_lanes(s, self) else super()._for(s)
