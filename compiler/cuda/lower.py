@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.cuda.clusters import Clusters
-from tilescale.compiler.cuda.ops.cp_async import lower_elements
+from tilescale.compiler.cuda.ops.cp_async import issued_early, lower_elements
 from tilescale.compiler.cuda.ops.peer_rows import by_lanes, lower_by_lanes
 from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.cuda.rings import Barriers, ended, initialised
@@ -69,6 +69,10 @@ class Lowering(Clusters, Apart, MatrixStores):
         #: the author's barriers → the block's
         self.named: dict[int, int] = {}
         self.flying = []
+        #: commits that stand behind the If in which they are, for rounds without copies too
+        self.closed: set[Any] = set()
+        #: a loop of a thread's own loads ahead of what it computes
+        self.loads_ahead = False
         super().__init__(program, instrument=instrument)
         self.dependent = bool(program.launch.pdl) and self.target.dependent_launches
 
@@ -259,7 +263,13 @@ class Lowering(Clusters, Apart, MatrixStores):
 
     def _s_For(self, s: Any) -> Any:
         self.wrote = True  # in the round before, for all that is known
+        self.loads_ahead |= self.executor.threads == 1 and _loads_ahead(s.body, self.written)
         return super()._s_For(s)
+
+    def _s_IfThenElse(self, s: Any) -> Any:
+        commits = issued_early(s, self.program)
+        self.closed.update(commits)
+        return sequence([super()._s_IfThenElse(s), *(call("cp_async_commit", span=c.span) for c in commits)])
 
     def _for(self, s: Any) -> Any:
         return lower_by_lanes(s, self) if by_lanes(s, self) else super()._for(s)
@@ -304,7 +314,7 @@ class Lowering(Clusters, Apart, MatrixStores):
         """How many blocks of a multiprocessor ptxas leaves registers for; None where nobody asks."""
         asked = self.program.hints.get("min_blocks")
         if not (self.extra or self.one_block or self._holds_packets()):
-            return asked
+            return 1 if asked is None and self.loads_ahead else asked
         if asked not in (None, 1):
             said = (
                 f"T.annotate_min_blocks_per_sm({asked}) decides nothing: {self.program.name} shares out the"
@@ -342,6 +352,18 @@ def _looks_up(part: Any) -> bool:
         part, (tirx.For, lambda f: structural_walk(f, (ir.TensorLoad, lambda e: found.append(e.source))))
     )
     return any(b.ty.storage_scope == "global" for b in found)
+
+
+def _loads_ahead(body: Any, written: Any) -> bool:
+    """Whether a thread's own loop loads of tensors what it computes with. There is no ring, so the bytes in
+    flight are of the rounds whose loads ptxas issues together. Without a bound on blocks ptxas (13.0) keeps
+    to the registers that leave room for most of them, and issues few of the loads of the rounds that it
+    unrolls in front of the first product. It may issue all of them: nobody writes such a tensor during the
+    launch, so its loads are of ``const __restrict__`` memory, and nothing in the loop waits for others."""
+    found: list[Any] = []
+    structural_walk(body, (ir.TensorLoad, lambda e: found.append(e.source)))
+    read = any(b.ty.storage_scope == "global" and b not in written for b in found)
+    return read and not any(op.waits for _, op in operations(body))
 
 
 def _role(s: Any) -> str:

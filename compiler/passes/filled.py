@@ -12,7 +12,7 @@ from typing import Any
 
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import effects_of, find
-from tilescale.compiler.ir.statements import statements
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gathers import Gather
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -34,10 +34,19 @@ class Pipeline:
     gathers: Mapping[Any, Gather] = field(default_factory=dict)
     #: copies that fill a tile together, with that tile
     parts: Mapping[Any, Any] = field(default_factory=dict)
+    #: what stands around these statements in a round: names, and the condition that rounds are for
+    under: tuple[Any, ...] = ()
 
     def filled(self, stmt: Any) -> Any:
         """The buffer that a statement fills; None where it fills none of which there can be stages."""
         return self.parts.get(stmt, _filled(stmt, self.branches, self.gathers))
+
+    def body(self, stmts: list[Any]) -> Any:
+        """The loop's body with ``stmts`` in the place of its statements."""
+        if not self.under:
+            return sequence(stmts)
+        *names, test = self.under
+        return sequence([*names, tirx.IfThenElse(test.condition, sequence(stmts), None, test.span)])
 
     def asynchronous(self, stmts: list[Any]) -> list[Any]:
         """Statements with the gathers among them as what fills a ring that has no number yet."""
@@ -95,8 +104,10 @@ def pipeline_of(
     own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
     and read, too. ``between``: readers may stand among the copies, since all of these run ahead of them; but
     no wait, which would have to come with the copies. ``gathers``: loops of T.Parallel that are
-    copies, too."""
-    stmts = statements(loop.body)
+    copies, too. A round that is one condition, of which a producer makes the copies, is what stands under it:
+    a ring counts the rounds that fill it, whichever those of the loop are."""
+    under = splitting.conditional(loop.body) if by_reader else ()
+    stmts = splitting.of_round(loop) if by_reader else statements(loop.body)
     if branches:
         stmts = [part for s in stmts for part in _apart(s)]
     parts = _parts(stmts)
@@ -129,7 +140,7 @@ def pipeline_of(
     )
     if amid and (not between or any(splitting.waits(s) for s in stmts[first:last])):
         return None  # a reader stands between the copies: the stage would be committed too late for it
-    return Pipeline(loop, stmts, fills, first, last, branches, gathers, parts)
+    return Pipeline(loop, stmts, fills, first, last, branches, gathers, parts, under)
 
 
 def filled_tile(stmt: Any) -> Any:

@@ -1,23 +1,29 @@
 """Layouts of a block's tiles on a GPU, beside the IR: ``program.layouts``. Registers by inference
-(layout/infer.py); shared memory by what reads it: a swizzle where ldmatrix does, row-major rows elsewhere."""
+(layout/infer.py); shared memory by what reads it: a swizzle where ldmatrix does, or where copies alone pass
+on what registers hold, row-major rows elsewhere."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tilescale.compiler.ir.buffers import views_of
+from tilescale.compiler.ir.buffers import buffer_uses, views_of
 from tilescale.compiler.ir.lowerings import lowering
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
-from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
+from tilescale.compiler.layout.infer import Demand, Uses, conflict, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
 from tilescale.compiler.layout.viewed import carries
 from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
+
+#: bytes that the widest swizzle permutes in, and in which memory has each bank once
+WIDEST = 128
 
 
 def infer_layouts(program: TileProgram) -> TileProgram:
@@ -49,9 +55,11 @@ def infer_layouts(program: TileProgram) -> TileProgram:
                     Demand(b, layout, use.call.op.name.replace("ts.", "T.", 1), loc_of(use.call.span)),
                 )
             shared.setdefault(b, layout)
+    passing = _passing(program, uses)
     for b in uses.owners:
         if not in_registers(b):
-            chosen[b] = shared.get(b) or _ring_layout(program, b) or _row_major(b)
+            made = shared.get(b) or _ring_layout(program, b)
+            chosen[b] = made or (_boxed(b) if b in passing else None) or _row_major(b)
     program.layouts = chosen
     return program
 
@@ -68,6 +76,35 @@ def _viewed_at(program: TileProgram, buffer: Any) -> Any:
 
 def _row_major(buffer: Any) -> Shared:
     return strided(tuple(int(e) for e in buffer.ty.shape), bits_of(buffer))
+
+
+def _passing(program: TileProgram, uses: Uses) -> set[Any]:
+    """The block's tiles of shared memory through which copies by its threads pass on what registers hold, and
+    which nothing else names: no view, no address and no operation of another kind."""
+    filled: set[Any] = set()
+    passed: Counter[Any] = Counter()
+    for use in uses.items:
+        if use.nest is not None and name_of(use.stmt) == "copy" and use.executor.name == "block":
+            src, dst = use.stmt.value.args[:2]
+            passed.update(buffer_uses(use.stmt))
+            filled |= {dst.source} if in_registers(src.source) else set()
+    every = buffer_uses(program.func.body)
+    return {
+        b
+        for b in filled
+        if b.ty.storage_scope == "shared" and uses.owners[b].name == "block" and passed[b] == every[b]
+    }
+
+
+def _boxed(buffer: Any) -> Shared | None:
+    """A tile of 16-bit numbers, whose rows are whole lines of 128 bytes, under a swizzle of as many; None for
+    another. Row-major, all its rows begin in one bank, and what holds an accumulator writes eight rows at
+    once (by stmatrix, or two numbers a thread). Along a row, 16 bytes a thread, nothing has conflicts either
+    way."""
+    shape, bits = tuple(int(e) for e in buffer.ty.shape), bits_of(buffer)
+    if len(shape) != 2 or bits != 16 or shape[0] % 8 or widest_swizzle(shape[1], bits) != WIDEST:
+        return None
+    return boxed(shape, bits, WIDEST)
 
 
 def _ring_layout(program: TileProgram, buffer: Any) -> Shared | None:

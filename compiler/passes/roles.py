@@ -27,6 +27,8 @@ Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
 - A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of
   what it reads. A put to another rank's twin of it is allowed: what a remote copy wrote may be read only
   behind a wait or a barrier, which order the copies too.
+- Under a condition around a loop's whole round both roles fill and read the same rounds: each decides by what
+  does not change while the kernel runs (`known_early`), and a ring's counters count those rounds alone.
 - Nobody waits for ever who did not before: the producer at any place waits for rounds and signals of earlier
   places only, and so does the consumer.
 """
@@ -42,8 +44,9 @@ from tilescale.compiler.ir.operations import REGISTRY, VOID, effects_of, name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.passes import remote_puts
+from tilescale.compiler.passes.held import held_of_tensors, looked_up
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR, is_put, puts_of
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -89,6 +92,20 @@ def releases(stmt: Any) -> bool:
         c.op.name in ("ts.atomic", "ts.remote_atomic") or REGISTRY[c.op.name].signals(c) or synchronizes(c)
         for c in calls(stmt)
     )
+
+
+def conditional(body: Any) -> tuple[Any, ...]:
+    """The names at the head of a loop's body, and the condition under which all that follows stands; () where
+    there is none."""
+    *names, last = statements(body)
+    whole = isinstance(last, tirx.IfThenElse) and last.else_case is None
+    return (*names, last) if whole and all(isinstance(s, tirx.Bind) for s in names) else ()
+
+
+def of_round(loop: Any) -> list[Any]:
+    """The statements of a loop's round, those under its condition where it is one."""
+    under = conditional(loop.body)
+    return statements(under[-1].then_case if under else loop.body)
 
 
 def is_guard(stmt: Any) -> bool:
@@ -249,6 +266,7 @@ class _Cutter:
         self.numbers = {r.number for r in self.plan.rings if r.form == "roles"}
         self.counters = {c for c, _ in draft.counters}
         self.written = written_buffers(program)
+        self.held = held_of_tensors(program.func.body, self.written)
         self.failed: dict[Any, Any] = {}
         self.notes: list[Any] = []
 
@@ -272,12 +290,7 @@ class _Cutter:
         from tilescale.compiler.passes.schedule import Kept
 
         kept = Kept(loc_of(why.span) or loc_of(getattr(s, "span", None)), str(why))
-        direct = (
-            [self.ring_of(x, "acquire") for x in s.body.seq]
-            if isinstance(s, tirx.For) and isinstance(s.body, tirx.SeqStmt)
-            else []
-        )
-        if any(n is not None for n in direct):
+        if isinstance(s, tirx.For) and any(self.ring_of(x, "acquire") is not None for x in of_round(s)):
             self.failed[s.loop_var] = kept
         elif kept not in self.notes:
             self.notes.append(kept)
@@ -317,7 +330,7 @@ class _Cutter:
         part = _Part(role, set(), set())
         while True:
             part.defined = set()
-            made = self.cut(s, part, last=True)
+            made = looked_up(self.cut(s, part, last=True), self.held)
             needed = _used(made)
             if needed <= part.needed:
                 break

@@ -12,10 +12,10 @@ and in a fourth, which goes with a producer: ``by_reader``, where a loop has a r
 first reader, awaited in front of it and released behind their last one, so that a tile that is read early
 gives its stage back early. Otherwise one ring has all of a loop's copies. Loops with a producer that fill the
 same tiles share their ring (`_shared`): what one of them copies follows in the stages behind what another one
-did, as far ahead as all stages reach. ``alone`` says of a copy outside
-such loops whether it may go through a ring of its own, as a tile does that is filled once and read by many
-products: of one stage, or where it is filled again and again of ``single_depth``, so that the next tile is
-under way while this one is read.
+did, as far ahead as all stages reach. ``alone`` says of a copy outside such loops, or under a condition in
+them, whether it may go through a ring; outside through one of its own, as a tile does that is filled once and
+read by many products: of one stage, or where it is filled again and again of ``single_depth``, so that the
+next tile is under way while this one is read.
 
 The loop's body becomes, where order alone is the guard (form "in_order", all that the CPU asks for, since its
 copies are not asynchronous),
@@ -163,7 +163,7 @@ def schedule(
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else IN_ORDER
     reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:
-        draft = _Draft(program, depth, wanted, reasons, by_reader, gathers)
+        draft = _Draft(program, depth, wanted, reasons, by_reader, gathers, alone)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
         body = body if alone is None else draft.singles(body, alone, single_depth)
         if wanted != ROLES:
@@ -189,7 +189,9 @@ class _Draft:
         reasons: dict[Any, Kept],
         by_reader: bool,
         gathers: bool,
+        alone: Callable[[Any], bool] | None,
     ):
+        self.alone = alone
         self.depth, self.wanted, self.reasons, self.by_reader = depth, wanted, reasons, by_reader
         self.gathering = gathers
         self.plan = Schedule()
@@ -212,6 +214,7 @@ class _Draft:
         narrow = self._scales(loop)
         gathers = self._gathers(loop) if ahead and not narrow and not keeps_places(loop) else {}
         pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared, ahead, gathers)
+        pipeline = pipeline if pipeline is not None and self.able(pipeline) else None
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if pipeline is not None:
@@ -226,6 +229,12 @@ class _Draft:
             )
             self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
+
+    def able(self, p: Pipeline) -> bool:
+        """Whether the producer can make a loop's copies, where a round is one condition: else they stay with
+        the computation, and other loops keep their producer."""
+        copies = [c for s in p.stmts if p.filled(s) in p.fills for c in splitting.calls(s)]
+        return not p.under or self.alone is None or all(self.alone(c) for c in copies)
 
     def _gathers(self, loop: Any) -> dict[Any, Gather]:
         """The loops of T.Parallel among a loop's statements that copies beside the threads can be."""
@@ -385,7 +394,7 @@ class _Draft:
                 tirx.BufferStore(read, now(read) + 1, [ZERO], span),
             ]
         out = [t for i in range(len(compute) + 1) for t in (*before[i], *compute[i : i + 1], *behind[i])]
-        return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
+        return _loop(p.loop, [p.body([*p.stmts[: p.first], *fill, *out])])
 
     def singles(self, s: Any, alone: Callable[[Any], bool], single_depth: int, again: bool = False) -> Any:
         """A statement in which copies outside pipelined loops fill rings of their own, where ``alone`` allows
@@ -525,6 +534,7 @@ def _shared(draft: _Draft) -> set[Any]:
         for f in loops:
             mine = found & inside[f.loop_var].keys()
             p = pipeline_of(f, draft.uses, draft.views, True, True, found) if mine else None
+            p = p if p is not None and draft.able(p) else None
             bad |= mine - (p.fills.keys() if p is not None else set())
             for group in map(frozenset, [] if p is None else _first_readers(p)):
                 asked = int(f.annotations["ts.num_stages"])

@@ -6,6 +6,11 @@ as many groups as it committed later; groups of other rings among them only make
 that passes/insert_barriers.py puts behind the wait makes all threads' parts visible to all, and says
 everyone that the stage of the round before has been read, which is filled next.
 
+Of a ring whose rounds are issued early (passes/issue_early.py) the last round, which issues no copies,
+commits an empty group, which is complete at once (PTX ISA 9.0, "cp.async.commit_group"). So in every round
+one group was committed behind the one that is awaited, and the wait is the same: no branch stands there,
+behind which alone ptxas would compute the addresses of what is read next.
+
 cp.async writes by the generic proxy, as threads do; wgmma and TMA read by the asynchronous one (PTX ISA 9.0,
 "Proxies"). Where these read a ring, each thread makes a proxy fence between its wait and that barrier: its
 own copies have arrived for it and are there for engines then, and whoever issues a product behind the barrier
@@ -26,8 +31,9 @@ from tilescale.compiler.gpu.build import all_of, at, call
 from tilescale.compiler.gpu.nests import at_once
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import Nest, long_axes
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of
@@ -213,14 +219,24 @@ def token(cx: CudaLowering, made: Any) -> Any:
     if ring.form != AHEAD or kind in ("acquire", "release"):
         return sequence([])
     if kind == "commit":
-        return call("cp_async_commit", span=made.span)
-    everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - (1 if ring.early else 2)
+        return sequence([]) if made in cx.closed else call("cp_async_commit", span=made.span)
+    if ring.early:
+        return call("cp_async_wait<1>", span=made.span)
+    everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - 2
     if not later:
         return everything
     # towards the loop's end fewer rounds than `later` were committed behind this one: then all of them are
     # awaited
     behind = cx.scalar(_filled(cx.program, number)) - cx.scalar(made.args[0])
     return tirx.IfThenElse(behind > later, call(f"cp_async_wait<{later}>", span=made.span), everything)
+
+
+def issued_early(s: Any, program: TileProgram) -> list[Any]:
+    """The commits of an If around the copies of rounds that are issued early; none of any other."""
+    if s.else_case is not None:
+        return []
+    found = [x.value for x in statements(s.then_case) if name_of(x) == "ring_commit"]
+    return [c for c in found if program.schedule.rings[int(c.attrs["ring"])].early]
 
 
 def _filled(program: TileProgram, ring: int) -> Any:

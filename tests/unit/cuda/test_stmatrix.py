@@ -156,3 +156,61 @@ def test_machine_code():
     assert "STSM.16.MT88.4" in toolchain.sass(
         toolchain.compile_cubin(printed(stored(how="transposed")), "sm_90a").code
     )
+
+
+def passed_on(how: str, n: int = 128, dtype: str = "float16") -> Any:
+    """An accumulator that goes through a tile s to C, whose rows TMA cannot store. ``how``: "copies", or what else
+    names the tile: an "element", a "view", an "address" or a "fill"."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 32), "float16"), B: T.Tensor((32, n), "float16"), C: T.Tensor((64, n + 1), dtype)
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, n), "float16")
+            s, acc = T.alloc_shared((64, n), dtype), T.alloc_fragment((64, n), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, acc, clear_accum=True)
+            if how == "fill":
+                T.clear(s)
+            T.copy(acc, s)
+            if how == "view":
+                T.copy(T.view(s, (64, n), dtype), C[0:64, 0:n])
+            else:
+                T.copy(s, C[0:64, 0:n])
+            if how == "element":
+                for i in T.Parallel(64):
+                    C[i, n] = s[i, 0]
+            if how == "address":
+                with T.Scale("thread"):
+                    T.call_extern("void", "peek", T.access_ptr(s, "r"))
+
+    return kernel
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("n, swizzle", [(128, 128), (64, 128), (96, 0)])
+def test_a_tile_that_copies_pass_on_has_no_conflicts(n: int, swizzle: int, arch: str):
+    """Eight rows of it are written at once; row-major they would begin in the same bank."""
+    kernel = passed_on("copies", n)
+    args = {
+        "A": data((64, 32), "float16", 1),
+        "B": data((32, n), "float16", 2),
+        "C": empty((64, n + 1), "float16"),
+    }
+    agree(kernel, args, arch=arch)
+    layouts = lowered(kernel, arch).program.layouts
+    layout = next(layouts[b] for b in layouts if b.name == "s")
+    assert layout.swizzle == swizzle
+    if swizzle:
+        rows = np.arange(8)
+        assert bank_conflicts(layout.byte(rows, 0 * rows), 16) == 0
+        lanes = np.arange(8)
+        assert bank_conflicts(layout.byte(0 * lanes, lanes * 8), 16) == 0
+
+
+@pytest.mark.parametrize("how", ["element", "view", "address", "fill"])
+def test_what_else_names_a_tile_has_it_row_major(how: str):
+    layouts = lowered(passed_on(how)).program.layouts
+    assert next(layouts[b] for b in layouts if b.name == "s").swizzle == 0

@@ -64,9 +64,12 @@ def test_a_copy_to_shared_memory_has_none():
     assert "B_under_way" not in driver.source_text(kernel.trace(), "cuda", "cuda:sm_80")
 
 
-@pytest.mark.skipif(
+needs_tools = pytest.mark.skipif(
     toolchain.find_nvcc() is None or sass.find_nvdisasm() is None, reason="needs nvcc and nvdisasm"
 )
+
+
+@needs_tools
 @pytest.mark.parametrize("givers", [0, 8])
 def test_rows_to_another_rank_are_stored_in_vectors(givers: int):
     """The address in another rank's memory is one value, whatever rank is asked for: where it was one of two,
@@ -118,3 +121,54 @@ def test_what_crosses_goes_in_vectors_though_the_own_side_cannot(pull: bool):
     code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
     line = next(x for x in code.splitlines() if "_there[" in x)
     assert "uint4*)&" in line, code
+
+
+def dotted(how: str = "") -> Any:
+    """C = B · A, a row a thread, which loads eight numbers of both at a time. ``how``: "" or what else there is:
+    "writes" to both, "waits" for other threads in the loop, "asks" for two blocks."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((512,), "float16"), B: T.Tensor((128, 512), "float16"), C: T.Tensor((128,), "float16")
+    ):
+        with T.Kernel(1, threads=128):
+            if how == "asks":
+                T.annotate_min_blocks_per_sm(2)
+            t = T.get_thread_binding()
+            a, b, c = (T.alloc_local((n,), "float16") for n in (8, 8, 1))
+            c[0] = 0
+            for k in T.serial(64):
+                for v in T.vectorized(8):
+                    a[v] = A[k * 8 + v]
+                    b[v] = B[t, k * 8 + v]
+                for v in T.serial(8):
+                    c[0] += a[v] * b[v]
+                if how == "waits":
+                    c[0] = T.shfl_xor(c[0], 1)
+            C[t] = c[0]
+            if how == "writes":
+                A[t] = 0
+                B[t, 0] = 0
+
+    return kernel
+
+
+@needs_tools
+def test_a_threads_own_loop_loads_ahead():
+    """Without a bound on blocks ptxas (13.0) issues five of them before the first product, with one 21."""
+    agree(
+        dotted(),
+        {"A": data((512,), "float16", 1), "B": data((128, 512), "float16", 2), "C": empty((128,), "float16")},
+    )
+    made = toolchain.compile_cubin(printed(dotted(), "sm_90a"), "sm_90a")
+    (function,) = sass.functions(sass.disassembled(made.code))
+    codes = " ".join(i.opcode for i in function.instructions if i.opcode.startswith(("LDG", "HFMA2")))
+    ahead = max(len(run.split()) for run in re.findall(r"(?:LDG\S+ )+", codes))
+    assert ahead >= 16, codes
+
+
+@pytest.mark.parametrize("how, bound", [("", ", 1"), ("asks", ", 2"), ("waits", ""), ("writes", "")])
+def test_whose_registers_are_spared(how: str, bound: str):
+    """Loads that nothing keeps in their place get what they need, where the author asks for nothing else."""
+    code = driver.source_text(dotted(how).trace(), "cuda", "cuda:sm_90a")
+    assert f"__launch_bounds__(128{bound})" in code, code
