@@ -20,6 +20,7 @@ from typing import Any
 
 from tilescale.compiler.ir.buffers import buffer_uses, redirected
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
@@ -67,7 +68,7 @@ def _candidates(program: TileProgram) -> list[Any]:
             continue
         if isinstance(s, tirx.AllocBuffer):
             allocated.append(s.buffer)
-        elif (nest := nest_of(s)) is not None:
+        elif (nest := nest_of(s)) is not None and (isinstance(s, tirx.For) or name_of(s) in ("copy", "fill")):
             tiles = [a for a in nest.accesses if a.buffer.ty.storage_scope == "shared"]
             refused |= {a.buffer for a in tiles if a.conditional or not _in_order(nest, a)}
             for b, n in buffer_uses(s).items():

@@ -19,6 +19,7 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.layout.shared import bank_conflicts
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, tirx
+from tilescale.env import WITHOUT
 
 #: (M, N, K), options, bytes of one copy
 CASES = [
@@ -188,7 +189,8 @@ def test_staged_operands_leave_room_for_fewer_stages():
     assert any("no room for a second stage" in n for n in program.notes) and program.arena_bytes <= 99 << 10
 
 
-def test_what_keeps_to_turns_is_said():
+def test_what_keeps_to_turns_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(WITHOUT.name, "spare_stages")
     _, program = lowered(gemm(64, 64, 33, BM=32, BN=32, BK=32, threads=64))
     assert any("copies in turn, not ahead" in n and "4 bytes" in n for n in program.notes), program.notes
     agree(gemm(64, 64, 33, BM=32, BN=32, BK=32, threads=64), arguments(64, 64, 33, {}), arch="sm_80")

@@ -11,6 +11,7 @@ from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.env import WITHOUT
 
 
 def scheduled(kernel):
@@ -166,7 +167,8 @@ def test_every_fence_is_needed_and_no_more_are(name):
             emulator.run(Lowering(broken).run(), broken, args())
 
 
-def test_a_fence_says_what_it_orders():
+def test_a_fence_says_what_it_orders(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(WITHOUT.name, "spare_stages")
     why = reasons(scheduled(pipeline_of_tiles))
     assert any("T.gemm reads" in w and "T.copy" in w and "writes" in w for _, w in why), why
     assert {scope for scope, _ in reasons(scheduled(by_warps))} == {"warp", "block"}

@@ -11,6 +11,7 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, lowered
+from tilescale.env import WITHOUT
 
 THREADS, ROUNDS = 128, 3
 
@@ -69,7 +70,8 @@ def source(stages: int, step: int = 1) -> str:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_threads_read_what_a_ring_brings(stages: int):
+def test_threads_read_what_a_ring_brings(stages: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(WITHOUT.name, "spare_stages")
     kernel, args = decoded(stages), drawn()
     made = lowered(kernel, "sm_90a")
     assert [r.depth for r in made.program.schedule.rings] == [stages, stages]

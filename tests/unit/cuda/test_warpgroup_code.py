@@ -13,6 +13,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.env import WITHOUT
 from tilescale.ops.latent_attention import decode
 
 
@@ -162,9 +163,10 @@ def test_accumulators_of_one_operand_in_registers_go_together():
     agree(pairs(), {**arguments(), "C": empty((64, 256), "float32")})
 
 
-def test_stages_are_given_back_one_by_one():
+def test_stages_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch):
     """Where a ring has one stage, which the next copy waits for, behind the product that read it last and not
     behind all."""
+    monkeypatch.setenv(WITHOUT.name, "spare_stages")
     for text in texts(pairs()):
         behind = text[text.rindex("ts::wgmma_commit") : text.index("ts::barrier_sync")]
         found = re.findall(r"wgmma_wait<\d|mbarrier_arrive", behind)
