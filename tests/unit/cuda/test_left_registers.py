@@ -55,7 +55,8 @@ def test_the_left_operand_stays_in_registers(dtype: str, out: str, steps: bool, 
     kernel = product(dtype, out, threads, steps)
     made = lowered(kernel)
     text = print_kernel(made.kernel).text
-    assert "mma_m16n8k" in text and "a_shared" not in text, text
+    beside = dtype in ("float8_e4m3fn", "int8") and threads == 128  # two warps would compute each row
+    assert "mma_m16n8k" in text and ("a_shared" in text) == beside, text
     args = {"A": data((M, K), dtype, 1), "B": data((N, K), dtype, 2)}
     agree(kernel, args | {"C": empty((M, N), out), "S": empty((M, 4), "float32")})
 
