@@ -96,19 +96,23 @@ def _chosen(e: Any) -> tuple[Any, Any] | None:
     for any other."""
     if isinstance(e, ir.TensorLoad):
         return e, None
-    if isinstance(e, tirx.Select):
-        test, one, other = e.condition, e.true_value, e.false_value
-    elif isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE:
-        test, one, other = e.args
-    else:
+    if (found := choice(e)) is None:
         return None
+    test, one, other = found
     if _is_zero(one):
         test, one, other = tirx.Not(test), other, one
-    found = _chosen(one) if _is_zero(other) else None
-    if found is None:
+    under = _chosen(one) if _is_zero(other) else None
+    if under is None:
         return None
-    load, inner = found
+    load, inner = under
     return load, test if inner is None else tirx.And(test, inner)
+
+
+def choice(e: Any) -> tuple[Any, Any, Any] | None:
+    """``(condition, one, other)`` of an expression that is one of two values; None for any other."""
+    if isinstance(e, tirx.Select):
+        return e.condition, e.true_value, e.false_value
+    return tuple(e.args) if isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE else None
 
 
 def _is_zero(e: Any) -> bool:

@@ -25,10 +25,10 @@ from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import is_nest, loops_of, nest_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.passes.copy_nests import choice
 from tilescale.compiler.passes.products import flat
 from tilescale.compiler.passes.roles import below, renewed
 from tilescale.compiler.tvm_compat import (
-    IF_THEN_ELSE,
     ir,
     same_expression,
     structural_map,
@@ -165,12 +165,9 @@ def _decided(s: Any) -> Any:
 def _choice(value: Any) -> tuple[Any, Any] | None:
     """``(the condition under which an element is not masked, its value then)``; None where a value is no such
     choice."""
-    if isinstance(value, tirx.Select):
-        test, one, other = value.condition, value.true_value, value.false_value
-    elif isinstance(value, ir.Call) and value.op.name == IF_THEN_ELSE:
-        test, one, other = value.args
-    else:
+    if (found := choice(value)) is None:
         return None
+    test, one, other = found
     first, second = _magnitude(one), _magnitude(other)
     if second > first:
         return test, one
