@@ -28,7 +28,7 @@ from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import infer
 from tilescale.compiler.layout.loops import bits_of, element_dtype, plain_index
 from tilescale.compiler.passes.products import has_producer
-from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileValueError
 
 #: bytes of registers that such tiles may take of each thread
@@ -71,6 +71,8 @@ def _candidates(program: TileProgram) -> list[Any]:
         elif (nest := nest_of(s)) is not None and (isinstance(s, tirx.For) or name_of(s) in ("copy", "fill")):
             tiles = [a for a in nest.accesses if a.buffer.ty.storage_scope == "shared"]
             refused |= {a.buffer for a in tiles if a.conditional or not _in_order(nest, a)}
+            if isinstance(s, tirx.For):
+                refused |= _updated(s)
             for b, n in buffer_uses(s).items():
                 seen[b] = seen.get(b, 0) + n
     found, taken = list[Any](), 0
@@ -81,6 +83,13 @@ def _candidates(program: TileProgram) -> list[Any]:
         if each >= WIDE // 8 and taken + each <= BUDGET:
             found.append(b)
             taken += each
+    return found
+
+
+def _updated(nest: Any) -> set[Any]:
+    """What operations in a loop over elements name: atomics, which registers have none of."""
+    found: set[Any] = set()
+    structural_walk(nest, (ir.TensorRegion, lambda r: found.add(r.source)))
     return found
 
 

@@ -119,6 +119,13 @@ def view(a: Any, own: Any) -> None:
         own[i // 128, i % 128] = flat[i]
 
 
+@T.macro
+def updated(a: Any, own: Any) -> None:
+    for i, j in T.Parallel(32, 128):
+        T.atomic_add(own[i, j], a[i, j])
+        T.atomic_max(a[i, j], T.cast(i, "float16"))
+
+
 def other(read: Any) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((32, 128), "float16"), C: T.Tensor((32, 128), "float16")):
@@ -136,7 +143,7 @@ def other(read: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "read", [backwards, across, part, by_threads, multiplied, view], ids=lambda r: str(r.__name__)
+    "read", [backwards, across, part, by_threads, multiplied, view, updated], ids=lambda r: str(r.__name__)
 )
 def test_what_other_threads_read_stays_in_shared_memory(read: Any):
     kernel = other(read)
