@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tilescale import env
 from tilescale.compiler.cpu.lets import bind_lets
+from tilescale.compiler.cpu.masked_loops import has_masked_loop
 from tilescale.compiler.cpu.opaque_calls import hide_from_analysis, show_again
 from tilescale.compiler.cpu.ramps import fold_ramps
 from tilescale.compiler.tvm_compat import transform, tvm
@@ -53,14 +55,15 @@ def host_cpu() -> HostCPU:
 
 
 @cache
-def _llvm_target(level: int) -> Any:
-    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu().name, "opt-level": level})
+def _llvm_target(level: int, scalar: bool) -> Any:
+    options = {"cl-opt": ["-vectorize-loops:bool=false"]} if scalar else {}
+    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu().name, "opt-level": level, **options})
 
 
-def llvm_target() -> Any:
-    """The TVM target of `host_cpu`. LLVM would keep to 256-bit vectors on some AVX-512 processors; our
-    vectors are explicit."""
-    return _llvm_target(2 if env.CPU_OPTIMIZE.get() else 0)
+def llvm_target(funcs: Mapping[str, PrimFunc] = MappingProxyType({})) -> Any:
+    """The TVM target of `host_cpu`, for some functions. LLVM would keep to 256-bit vectors on some AVX-512
+    processors; our vectors are explicit."""
+    return _llvm_target(2 if env.CPU_OPTIMIZE.get() else 0, any(map(has_masked_loop, funcs.values())))
 
 
 def passes() -> list[Any]:
@@ -84,7 +87,7 @@ def lower(funcs: Mapping[str, PrimFunc]) -> Any:
     ``tirx.noalias`` is never set: under it TVM tells LLVM that no two buffers overlap, but buffers of ours
     share the arena.
     """
-    target = llvm_target()
+    target = llvm_target(funcs)
     ready = {}
     for name, func in funcs.items():
         func = func.without_attr("tirx.noalias") if "tirx.noalias" in (func.attrs or {}) else func
@@ -97,7 +100,7 @@ def lower(funcs: Mapping[str, PrimFunc]) -> Any:
 
 def llvm_module(funcs: Mapping[str, PrimFunc]) -> Any:
     """TVM's LLVM module of the functions, optimised."""
-    return tvm.get_global_func("target.build.llvm")(lower(funcs), llvm_target())
+    return tvm.get_global_func("target.build.llvm")(lower(funcs), llvm_target(funcs))
 
 
 def get_llvm_ir(funcs: Mapping[str, PrimFunc]) -> str:
