@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tilescale import env
@@ -60,7 +59,7 @@ def _llvm_target(level: int, scalar: bool) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu().name, "opt-level": level, **options})
 
 
-def llvm_target(funcs: Mapping[str, PrimFunc] = MappingProxyType({})) -> Any:
+def llvm_target(funcs: Mapping[str, PrimFunc]) -> Any:
     """The TVM target of `host_cpu`, for some functions. LLVM would keep to 256-bit vectors on some AVX-512
     processors; our vectors are explicit."""
     return _llvm_target(2 if env.CPU_OPTIMIZE.get() else 0, any(map(has_masked_loop, funcs.values())))
@@ -81,13 +80,14 @@ def passes() -> list[Any]:
     ]
 
 
-def lower(funcs: Mapping[str, PrimFunc]) -> Any:
-    """The IRModule that LLVM gets: every function under its plain C name.
+def lower(funcs: Mapping[str, PrimFunc], target: Any = None) -> Any:
+    """The IRModule that LLVM gets: every function under its plain C name. ``target``: theirs, where the
+    caller has it.
 
     ``tirx.noalias`` is never set: under it TVM tells LLVM that no two buffers overlap, but buffers of ours
     share the arena.
     """
-    target = llvm_target(funcs)
+    target = target or llvm_target(funcs)
     ready = {}
     for name, func in funcs.items():
         func = func.without_attr("tirx.noalias") if "tirx.noalias" in (func.attrs or {}) else func
@@ -100,7 +100,8 @@ def lower(funcs: Mapping[str, PrimFunc]) -> Any:
 
 def llvm_module(funcs: Mapping[str, PrimFunc]) -> Any:
     """TVM's LLVM module of the functions, optimised."""
-    return tvm.get_global_func("target.build.llvm")(lower(funcs), llvm_target(funcs))
+    target = llvm_target(funcs)
+    return tvm.get_global_func("target.build.llvm")(lower(funcs, target), target)
 
 
 def get_llvm_ir(funcs: Mapping[str, PrimFunc]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tilescale.compiler.ir.nests import is_nest
@@ -16,6 +17,12 @@ Header = Callable[[Any, Any, Executor], "tuple[list[Any], Any]"]
 
 def _alone(e: Any, node: Any, ex: Executor) -> tuple[list[Any], Any]:
     return [], e
+
+
+def around(loop: Any, body: Any, notes: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """A loop around another body, with these annotations besides its own."""
+    own = dict(loop.annotations or {}) | dict(notes)
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=own, span=loop.span)
 
 
 def rebuild(s: Any, ex: Executor, leaf: Leaf, header: Header = _alone) -> Any:

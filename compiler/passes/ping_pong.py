@@ -12,6 +12,7 @@ from typing import Any
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.program import TileProgram
+from tilescale.compiler.ir.rewrite import around
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.wgmma import ping_pong_barrier
@@ -100,10 +101,7 @@ def _a_round_each(loop: Any) -> Any | None:
 
 
 def _with_body(loop: Any, stmts: list[Any]) -> Any:
-    notes = {**dict(loop.annotations), DONE: 1}
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, sequence(stmts), annotations=notes, span=loop.span
-    )
+    return around(loop, sequence(stmts), {DONE: 1})
 
 
 def _first_and_last(role: Any) -> Any:

@@ -43,6 +43,7 @@ from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
 from tilescale.compiler.ir.nests import is_nest
 from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.ir.program import TileProgram
+from tilescale.compiler.ir.rewrite import around
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ir.tokens import token
@@ -570,15 +571,7 @@ def _first_readers(p: Pipeline) -> list[list[Any]]:
 
 
 def _loop(loop: Any, body: list[Any]) -> Any:
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        sequence(body),
-        annotations=dict(loop.annotations),
-        span=loop.span,
-    )
+    return around(loop, sequence(body))
 
 
 def now(counter: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import is_nest, loops_of, nest_of
 from tilescale.compiler.ir.program import TileProgram
+from tilescale.compiler.ir.rewrite import around
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.copy_nests import choice
 from tilescale.compiler.passes.products import flat
@@ -49,22 +50,22 @@ def skip_masks(program: TileProgram) -> TileProgram:
     """The program with such branches around the masks of the block's fragments in its loops. Behind them, a
     loop whose products run beside its threads is cut where its rounds begin to have masks, or end to
     (overlap_products.py): ptxas awaits products where ways part."""
-    narrower: list[Any] = []
+    narrower: set[Any] = set()
 
     def scope(s: Any) -> None:
         if below(s):
-            structural_walk(s, (tirx.For, narrower.append))
+            structural_walk(s, (tirx.For, narrower.add))
 
     structural_walk(program.func.body, (tirx.AttrStmt, scope))
 
     def rounds(loop: Any) -> Any:
-        if is_nest(loop) or any(loop.same_as(f) for f in narrower):
+        if is_nest(loop) or loop in narrower:
             return loop
         stmts = flat(loop.body)
         made = [_decided(s) if is_nest(s) else s for s in stmts]
         if all(one is other for one, other in zip(made, stmts, strict=True)):
             return loop
-        return with_body(loop, made)
+        return around(loop, sequence(made))
 
     return program.with_body(structural_map(program.func.body, (tirx.For, rounds)))
 
@@ -127,13 +128,6 @@ def _all_of(e: Any) -> list[Any]:
     return [*_all_of(e.a), *_all_of(e.b)] if isinstance(e, tirx.And) else [e]
 
 
-def with_body(loop: Any, stmts: list[Any]) -> Any:
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, sequence(stmts), annotations=dict(loop.annotations),
-        span=loop.span,
-    )  # fmt: skip
-
-
 def _decided(s: Any) -> Any:
     nest = nest_of(s)
     if nest is None or not nest.is_static or prod(int(e) for e in nest.extents) < WORTH:
@@ -157,9 +151,7 @@ def _decided(s: Any) -> Any:
     plain = None
     if not itself:
         plain = _with(s, [*binds, tirx.BufferStore(store.buffer, kept, list(store.indices), store.span)])
-    marked = dict(s.annotations) | {MASK: 1}
-    mask = tirx.For(s.loop_var, s.min, s.extent, s.kind, s.body, annotations=marked, span=s.span)
-    return tirx.IfThenElse(tirx.Not(corner), mask, plain, s.span)
+    return tirx.IfThenElse(tirx.Not(corner), around(s, s.body, {MASK: 1}), plain, s.span)
 
 
 def _choice(value: Any) -> tuple[Any, Any] | None:
@@ -227,7 +219,5 @@ def _with(nest: Any, body: list[Any]) -> Any:
     """A nest's loops around another body, with names of their own."""
     made: Any = tirx.SeqStmt(body) if len(body) > 1 else body[0]
     for f in reversed(loops_of(nest)):
-        made = tirx.For(
-            f.loop_var, f.min, f.extent, f.kind, made, annotations=dict(f.annotations), span=f.span
-        )
+        made = around(f, made)
     return renewed(made, {})

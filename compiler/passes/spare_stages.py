@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.ir.program import TileProgram
+from tilescale.compiler.ir.rewrite import around
 from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.passes.copy_nests import keeps_places
@@ -43,8 +44,7 @@ def spare_stages(program: TileProgram) -> TileProgram:
     def more(f: Any) -> Any:
         if not _asks_for_one(f):
             return f
-        notes = dict(f.annotations) | {"ts.num_stages": tirx.IntImm("int32", SPARE)}
-        return tirx.For(f.loop_var, f.min, f.extent, f.kind, f.body, annotations=notes, span=f.span)
+        return around(f, f.body, {"ts.num_stages": tirx.IntImm("int32", SPARE)})
 
     made = program.with_body(structural_map(program.func.body, (tirx.For, more)))
     return replace(made, hints=made.hints | {"spare_stages": True})
